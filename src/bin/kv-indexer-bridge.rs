@@ -1,0 +1,3 @@
+//! The bridge.
+
+fn main() {}

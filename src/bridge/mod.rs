@@ -1,0 +1,1 @@
+//! From an engine's event stream to a server.

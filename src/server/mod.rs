@@ -1,0 +1,1 @@
+//! The index behind gRPC.
