@@ -55,3 +55,34 @@ impl WorkerId {
         self.0 as usize
     }
 }
+
+/// A block: its chunk in the upper, its slot in the lower 16 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(transparent)]
+pub(crate) struct BlockId(pub(crate) u32);
+
+impl BlockId {
+    pub(crate) fn new(chunk: usize, slot: usize) -> Self {
+        BlockId((chunk as u32) << 16 | slot as u32)
+    }
+
+    #[inline]
+    pub(crate) fn chunk(self) -> usize {
+        (self.0 >> 16) as usize
+    }
+
+    #[inline]
+    pub(crate) fn slot(self) -> usize {
+        (self.0 & 0xffff) as usize
+    }
+}
+
+/// An interned placement set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct SetId(pub(crate) u32);
+
+impl SetId {
+    /// The set without placements; free slots have it.
+    pub(crate) const EMPTY: SetId = SetId(0);
+}

@@ -1,15 +1,119 @@
 //! The index's memory: blocks, placement sets, workers.
+//!
+//! The arena answers one question fast: who holds the block with this hash, and
+//! the next one, and the next. It knows nothing of gRPC, sockets or time.
+//!
+//! | part | what it is |
+//! |---|---|
+//! | `blocks` | chunked columns of hash, placement set and tokens by slot |
+//! | `table` | hash to slot, in segments that grow one at a time |
+//! | `sets` | interned placement sets; blocks with equal holders share one |
+//! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
+//! | `apply` | changes the parts, a stretch of blocks at a time |
+//! | `view`, `shared` | what readers see, and the one lock |
+//! | `audit` | checks the invariants below |
+//!
+//! Invariants, between two changes. The audit names the one that fails:
+//!
+//! - I1. Every slot in use and every ghost stands in the table once, under its
+//!   hash; nothing else stands there; no two slots of the table share a hash.
+//! - I2. A slot's set is the empty one exactly if the slot is free.
+//! - I3. Edge bits stand exactly where neighbouring slots have different sets.
+//! - I4. Sets are orderly and distinct, and count the blocks that have them.
+//! - I5. A worker's bitmap of a tier and generation holds exactly the slots whose
+//!   set has that placement, and counts those with components.
+//! - I6. A generation that is not current is empty or waits to be cleaned up.
+//! - I7. The fleet's bits say what the workers' specs and addresses say.
+//! - I8. Hit counts belong to slots in use.
 
+mod apply;
+mod audit;
+mod blocks;
 mod hashes;
 mod ids;
+mod mix;
 mod mutation;
+mod sets;
 mod shared;
+mod table;
 mod view;
 mod workers;
+
+use std::collections::VecDeque;
+
+use nohash_hasher::IntMap;
+use parking_lot::Mutex;
 
 pub use hashes::PackedHashes;
 pub use ids::{Tier, WorkerId};
 pub use mutation::{Action, Batch, BatchError, CacheSpec};
 pub use shared::{Index, ReadGuard};
-pub use view::ReadView;
+pub use view::{ReadView, Sizes};
 pub use workers::{Label, Labels};
+
+pub(crate) use blocks::Stretch;
+pub(crate) use ids::{BlockId, SetId};
+pub(crate) use sets::Entry;
+pub(crate) use workers::FleetWord;
+
+use blocks::Blocks;
+use mix::Mix;
+use sets::Sets;
+use table::Table;
+use workers::Workers;
+
+/// Hostile settings for tests; the default is what every index runs with.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct Tuning {
+    /// Slots of a chunk in use, 1 to 65,536.
+    pub chunk_slots: usize,
+    /// The table has two to the power of this many segments.
+    pub segment_bits: u32,
+    /// Stores no two blocks side by side, so that every guess of a scan fails.
+    pub scattered: bool,
+    /// Mixes every hash to zero, so that all of them collide.
+    pub colliding: bool,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Tuning {
+            chunk_slots: blocks::CHUNK_SLOTS,
+            segment_bits: table::SEGMENT_BITS,
+            scattered: false,
+            colliding: false,
+        }
+    }
+}
+
+/// All tables of the index, changed only by `apply`.
+#[derive(Debug)]
+struct Arena {
+    blocks: Blocks,
+    table: Table,
+    sets: Sets,
+    workers: Workers,
+    /// Times a counting look-up matched the block. A reader that counts locks it
+    /// while it holds the read lock; a writer owns it anyway.
+    hits: Mutex<IntMap<u32, u64>>,
+    /// Generations that were cleared and still have placements in the sets.
+    cleared: VecDeque<(WorkerId, Tier)>,
+    /// Whether a chunk may have lost its last block since the last look.
+    chunks_may_be_idle: bool,
+}
+
+impl Arena {
+    fn new(tuning: Tuning) -> Self {
+        let mix = if tuning.colliding { Mix::with_keys(0, 0) } else { Mix::random() };
+        Arena {
+            blocks: Blocks::new(tuning.chunk_slots, tuning.scattered),
+            table: Table::new(mix, tuning.segment_bits),
+            sets: Sets::new(mix),
+            workers: Workers::default(),
+            hits: Mutex::default(),
+            cleared: VecDeque::new(),
+            chunks_may_be_idle: false,
+        }
+    }
+}

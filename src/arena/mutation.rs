@@ -97,8 +97,8 @@ pub enum BatchError {
         /// Number of masks or token counts.
         metadata: usize,
     },
-    /// The index holds as many workers as it can.
-    TooManyWorkers,
+    /// No id is left for a further worker or for as many blocks.
+    Full,
 }
 
 impl fmt::Display for BatchError {
@@ -109,9 +109,41 @@ impl fmt::Display for BatchError {
             BatchError::MetadataLength { action, hashes, metadata } => {
                 write!(f, "action {action} has {hashes} hashes but {metadata} values of metadata for them")
             }
-            BatchError::TooManyWorkers => write!(f, "the index is full: no id is left for a further worker"),
+            BatchError::Full => write!(f, "the index is full: no id is left for a further worker or block"),
         }
     }
 }
 
 impl std::error::Error for BatchError {}
+
+impl Batch<'_> {
+    /// Checks all that can be wrong with a batch by itself.
+    pub(super) fn check(&self) -> Result<(), BatchError> {
+        if self.worker_id.is_empty() {
+            return Err(BatchError::EmptyWorkerId);
+        }
+        for (number, action) in self.actions.iter().enumerate() {
+            let (hashes, metadata) = match action {
+                Action::Report { hashes, masks, tokens, .. } => (hashes.len(), [masks.len(), tokens.len()]),
+                Action::Revoke { hashes, .. } => (hashes.len(), [0, 0]),
+                Action::ClearTier { .. } => continue,
+            };
+            if hashes == 0 {
+                return Err(BatchError::NoHashes { action: number });
+            }
+            if let Some(metadata) = metadata.into_iter().find(|length| *length != 0 && *length != hashes) {
+                return Err(BatchError::MetadataLength { action: number, hashes, metadata });
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of hashes over all actions.
+    pub(super) fn hashes(&self) -> usize {
+        let hashes = |action: &Action<'_>| match action {
+            Action::Report { hashes, .. } | Action::Revoke { hashes, .. } => hashes.len(),
+            Action::ClearTier { .. } => 0,
+        };
+        self.actions.iter().map(hashes).sum()
+    }
+}

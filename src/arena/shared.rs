@@ -1,42 +1,126 @@
 //! The one lock.
-use super::{Batch, BatchError, ReadView};
+//!
+//! An apply is atomic and a query sees one state, so one read-write lock guards
+//! the whole arena. It is synchronous because everything under it is short: the
+//! longest apply and the longest scan take low milliseconds. Nothing else may
+//! happen under it: no decoding or encoding of messages, no logging, no waiting,
+//! no freeing of columns. Guards are born and dropped in this file alone.
+
+use std::ops::Deref;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+
+use super::{Arena, Batch, BatchError, ReadView, Tuning};
 
 /// The index, shared between threads.
-#[derive(Debug, Default)]
-pub struct Index(());
+#[derive(Debug)]
+pub struct Index {
+    view: RwLock<ReadView>,
+    /// Whether there is clean-up to do that nobody has been told of.
+    due: Mutex<bool>,
+    told: Condvar,
+}
 
 /// The index at one moment; applies wait while it is held, so let it go soon.
 #[derive(Debug)]
-pub struct ReadGuard<'a>(&'a ReadView);
+pub struct ReadGuard<'a>(RwLockReadGuard<'a, ReadView>);
 
-impl std::ops::Deref for ReadGuard<'_> {
+impl Deref for ReadGuard<'_> {
     type Target = ReadView;
+
     fn deref(&self) -> &ReadView {
-        self.0
+        &self.0
+    }
+}
+
+/// Ends the process if a change of the arena is left half done by a panic.
+///
+/// A parking_lot lock is not poisoned, so without this a reader would meet
+/// half a batch. There is no good answer to give from such a state.
+struct AbortOnUnwind;
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Index::new()
     }
 }
 
 impl Index {
     /// An empty index.
     pub fn new() -> Self {
-        Index(())
+        Index::with_tuning(Tuning::default())
     }
+
+    /// An empty index with hostile settings, for tests.
+    #[doc(hidden)]
+    pub fn with_tuning(tuning: Tuning) -> Self {
+        let view = RwLock::new(ReadView { arena: Arena::new(tuning) });
+        Index { view, due: Mutex::new(false), told: Condvar::new() }
+    }
+
     /// Applies a batch whole, or refuses it whole.
     ///
     /// # Errors
     /// The batch breaks a rule of [`BatchError`]; the index is as it was.
-    pub fn apply(&self, _batch: &Batch<'_>) -> Result<(), BatchError> {
-        unimplemented!()
+    pub fn apply(&self, batch: &Batch<'_>) -> Result<(), BatchError> {
+        batch.check()?;
+        let (outcome, due) = self.change(|arena| (arena.apply(batch), arena.maintenance_due()));
+        if due {
+            *self.due.lock() = true;
+            self.told.notify_one();
+        }
+        outcome
     }
+
     /// The index as it is now.
     pub fn read(&self) -> ReadGuard<'_> {
-        unimplemented!()
+        ReadGuard(self.view.read())
     }
-    /// One bounded step of clean-up that applies have put off; `false` when nothing is left to do.
+
+    /// One bounded step of the clean-up that applies put off; `false` once nothing is left to do.
     ///
-    /// A server calls it from a thread of its own until it says `false`, and again after
-    /// [`Index::wait_for_maintenance`] returns.
+    /// No answer depends on it. Applies do a share of it themselves, so calling
+    /// this only gives memory back sooner.
     pub fn maintain(&self) -> bool {
-        unimplemented!()
+        let (more, released) = self.change(Arena::maintain);
+        drop(released);
+        more
+    }
+
+    /// Waits until an apply leaves clean-up behind, at most for `timeout`.
+    ///
+    /// For a thread that calls [`Index::maintain`] until it says `false`, and then this again.
+    pub fn wait_for_maintenance(&self, timeout: Duration) {
+        let mut due = self.due.lock();
+        if !*due {
+            self.told.wait_for(&mut due, timeout);
+        }
+        *due = false;
+    }
+
+    /// Checks every invariant of the arena; for tests.
+    ///
+    /// # Errors
+    /// Names the first invariant that does not hold.
+    #[doc(hidden)]
+    pub fn audit(&self) -> Result<(), String> {
+        self.view.read().arena.audit()
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut Arena) -> T) -> T {
+        let mut view = self.view.write();
+        let whole = AbortOnUnwind;
+        let outcome = change(&mut view.arena);
+        drop(whole);
+        outcome
     }
 }

@@ -1,0 +1,401 @@
+//! Changes of the arena, a stretch of blocks at a time.
+//!
+//! A report names blocks in chain order, and chains lie in consecutive slots, so
+//! most work is per stretch: blocks that lie side by side, have the same set and
+//! change alike get their new set in one go, and one range goes into the
+//! worker's bitmap. Only where the guess "the next block is in the next slot"
+//! fails is the table asked.
+//!
+//! A block of a report is one of three things:
+//!
+//! 1. *held* by somebody: its set changes;
+//! 2. a *ghost*, free but remembered: it comes back to its old slot, unless it
+//!    is a splinter that would break the report's chain into pieces;
+//! 3. *new*: with the unknown ones after it, it gets free slots, the ones right
+//!    after the report's previous block if they are free.
+//!
+//! Clears and what they leave behind: see [`super::workers`]. Clean-up is paid
+//! by later applies in proportion to their size, and by [`Arena::maintain`].
+
+use super::Arena;
+use super::blocks::{Released, Stretch};
+use super::ids::{BlockId, SetId, Tier, WorkerId};
+use super::mutation::{Action, Batch, BatchError};
+use super::sets::Holder;
+use super::workers::WORKERS_MAX;
+
+/// New blocks looked up before the first of them is stored. The look-ups do not
+/// depend on each other, so their cache misses overlap; the table's lines are
+/// still near when the blocks are stored.
+const NEW_BLOCKS_AHEAD: usize = 128;
+
+/// Fewer ghosts in a row than this are splinters: storing them anew beside the
+/// report's other blocks costs less than the breaks that every later scan meets.
+const GHOSTS_WORTH_REVIVING: usize = 8;
+
+/// A clear of at most this many placements is carried out at once.
+const CLEARED_AT_ONCE: u64 = 1024;
+
+/// Placements cleaned up by an apply, at least and per hash of it: at about 5 ns
+/// each, less than the apply itself takes.
+const CLEANED_PER_APPLY: usize = 256;
+const CLEANED_PER_HASH: usize = 4;
+
+/// Placements cleaned up by one step of maintenance, and ghosts forgotten by
+/// one: about a tenth of a millisecond each.
+const CLEANED_PER_STEP: usize = 16_384;
+const FORGOTTEN_PER_STEP: usize = 2_048;
+
+/// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
+const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
+
+/// A report's fields, with the worker's place in the sets.
+#[derive(Clone, Copy)]
+struct Report<'a> {
+    worker: WorkerId,
+    tier: Tier,
+    holder: Holder,
+    hashes: &'a [[u8; 8]],
+    masks: &'a [u32],
+    tokens: &'a [u32],
+}
+
+impl<'a> Report<'a> {
+    fn mask(&self, at: usize) -> u32 {
+        self.masks.get(at).copied().unwrap_or(0)
+    }
+
+    /// How many blocks from `at` on have the mask of the first.
+    fn alike(&self, at: usize) -> usize {
+        match self.masks.get(at..) {
+            None | Some([]) => self.hashes.len() - at,
+            Some(masks) => masks.iter().take_while(|mask| **mask == masks[0]).count(),
+        }
+    }
+
+    fn tokens(&self, at: usize, blocks: usize) -> &'a [u32] {
+        self.tokens.get(at..at + blocks).unwrap_or(&[])
+    }
+}
+
+/// Length of the common prefix of two lists of hashes.
+fn common(ours: &[[u8; 8]], theirs: &[[u8; 8]]) -> usize {
+    ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count()
+}
+
+impl Arena {
+    /// Applies a batch that has been checked, unless there is no room for it.
+    pub(super) fn apply(&mut self, batch: &Batch<'_>) -> Result<(), BatchError> {
+        let hashes = batch.hashes();
+        let new = self.workers.find(batch.worker_id).is_none();
+        if new && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
+            return Err(BatchError::Full);
+        }
+        let worker = self.workers.record(batch.worker_id, batch.worker_address, batch.cache_spec, batch.seq);
+        for action in batch.actions {
+            match *action {
+                Action::Report { tier, hashes, masks, tokens } => {
+                    let holder = self.workers.holder(worker, tier);
+                    self.report(Report { worker, tier, holder, hashes: hashes.as_bytes(), masks, tokens });
+                }
+                Action::Revoke { tier, hashes } => self.revoke(worker, tier, hashes.as_bytes()),
+                Action::ClearTier { tier } => self.clear_tier(worker, tier),
+            }
+        }
+        self.workers.mend_masked(worker);
+        self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
+        Ok(())
+    }
+
+    /// Whether [`Arena::maintain`] has anything to do.
+    pub(super) fn maintenance_due(&self) -> bool {
+        !self.cleared.is_empty() || self.chunks_may_be_idle
+    }
+
+    /// One bounded step of clean-up. Says whether there is more, and gives what is to be dropped.
+    pub(super) fn maintain(&mut self) -> (bool, Option<Released>) {
+        let mut released = None;
+        if !self.cleared.is_empty() {
+            self.clean(CLEANED_PER_STEP);
+        } else if self.blocks.live() == 0 {
+            self.table.reset();
+            released = Some(self.blocks.release_all());
+            self.chunks_may_be_idle = false;
+        } else if let Some((chunk, ghosts)) = self.blocks.idle_chunk(FORGOTTEN_PER_STEP) {
+            for ghost in &ghosts {
+                self.forget(*ghost);
+            }
+            if ghosts.len() < FORGOTTEN_PER_STEP {
+                released = Some(self.blocks.release(chunk));
+            }
+        } else {
+            self.chunks_may_be_idle = false;
+        }
+        (self.maintenance_due(), released)
+    }
+
+    /// The block with this hash: in `guess` if it stands there, else wherever the table says.
+    fn locate(&self, hash: [u8; 8], guess: Option<BlockId>) -> Option<BlockId> {
+        let hash = i64::from_le_bytes(hash);
+        guess
+            .filter(|block| self.blocks.hash(*block) == hash && self.blocks.is_known(*block))
+            .or_else(|| self.table.find(hash, &self.blocks))
+    }
+
+    fn report(&mut self, report: Report<'_>) {
+        let mut at = 0;
+        let mut previous: Option<BlockId> = None;
+        while at < report.hashes.len() {
+            let next = previous.and_then(|block| self.blocks.next(block));
+            let found = self.locate(report.hashes[at], next);
+            let stretch = match found {
+                Some(block) if self.blocks.set(block) != SetId::EMPTY => self.report_held(&report, at, block),
+                Some(ghost) => match self.revive(&report, at, ghost, found == next) {
+                    Some(stretch) => stretch,
+                    None => {
+                        self.forget(ghost);
+                        self.store(&report, at, next)
+                    }
+                },
+                None => self.store(&report, at, next),
+            };
+            if Some(stretch.first) == next {
+                self.blocks.join(stretch.first);
+            }
+            at += stretch.blocks;
+            previous = Some(stretch.last());
+        }
+    }
+
+    /// Reports a stretch that somebody holds, from `block` on.
+    fn report_held(&mut self, report: &Report<'_>, at: usize, block: BlockId) -> Stretch {
+        let alike = report.alike(at).min(self.blocks.same_set(block));
+        let blocks = common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..]);
+        let stretch = Stretch { first: block, blocks };
+        let old = self.blocks.set(block);
+        if !self.cleared.is_empty() && !self.is_held(old) {
+            self.forget_history(stretch);
+        }
+        let mask = report.mask(at);
+        let old_mask = self.sets.mask_of(old, report.holder);
+        if old_mask != Some(mask) {
+            let new = self.sets.with(old, report.holder, mask);
+            self.sets.add_blocks(new, blocks);
+            self.blocks.change_set(stretch, new);
+            self.sets.remove_blocks(old, blocks);
+            self.note_placements(report, stretch, old_mask, mask);
+        }
+        self.blocks.put_tokens(stretch, report.tokens(at, blocks));
+        self.blocks.join_within(stretch);
+        stretch
+    }
+
+    /// Brings a stretch of ghosts back, unless it is a splinter.
+    fn revive(&mut self, report: &Report<'_>, at: usize, ghost: BlockId, adjacent: bool) -> Option<Stretch> {
+        let ghosts = self.blocks.ghosts_from(ghost, report.alike(at));
+        let blocks = common(&self.blocks.hashes_from(ghost)[..ghosts], &report.hashes[at..]);
+        if !adjacent && blocks < GHOSTS_WORTH_REVIVING && at + blocks < report.hashes.len() {
+            return None;
+        }
+        let stretch = Stretch { first: ghost, blocks };
+        let mask = report.mask(at);
+        let set = self.sets.with(SetId::EMPTY, report.holder, mask);
+        self.sets.add_blocks(set, blocks);
+        self.blocks.revive(stretch, set, report.tokens(at, blocks));
+        self.note_placements(report, stretch, None, mask);
+        Some(stretch)
+    }
+
+    /// Stores the new blocks from `at` on, in `next` if it is free.
+    fn store(&mut self, report: &Report<'_>, at: usize, next: Option<BlockId>) -> Stretch {
+        let alike = report.alike(at).min(NEW_BLOCKS_AHEAD);
+        let hashes = &report.hashes[at..at + alike];
+        let unknown = |hash: &&[u8; 8]| self.table.find(i64::from_le_bytes(**hash), &self.blocks).is_none();
+        let new = 1 + hashes[1..].iter().take_while(unknown).count();
+
+        let in_place = next.map_or(0, |next| self.blocks.free_from(next, new));
+        let mut stretch = match next {
+            Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
+            _ => self.blocks.find_free(new),
+        };
+        let ghosts: smallvec::SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> =
+            self.blocks.ghosts_in(stretch).collect();
+        for ghost in ghosts {
+            self.forget(ghost);
+        }
+        let hashes = &hashes[..stretch.blocks];
+        self.blocks.write_hashes(stretch.first, hashes);
+        for (block, hash) in stretch.iter().zip(hashes) {
+            // A hash repeated within the stretch: what follows is held by now.
+            if self.table.insert(i64::from_le_bytes(*hash), block, &self.blocks).is_err() {
+                stretch.blocks = block.slot() - stretch.first.slot();
+                break;
+            }
+        }
+        let mask = report.mask(at);
+        let set = self.sets.with(SetId::EMPTY, report.holder, mask);
+        self.sets.add_blocks(set, stretch.blocks);
+        self.blocks.take(stretch, set, report.tokens(at, stretch.blocks));
+        self.note_placements(report, stretch, None, mask);
+        stretch
+    }
+
+    /// Writes into the worker's holding that a stretch went from `old` to `new`.
+    fn note_placements(&mut self, report: &Report<'_>, stretch: Stretch, old: Option<u32>, new: u32) {
+        let current = self.workers.get(report.worker).current(report.tier);
+        let holding = self.workers.holding_mut(report.worker, report.tier, current);
+        if old.is_none() {
+            holding.blocks.insert_range(stretch.ids());
+        }
+        let masked = |mask: u32| if mask == 0 { 0 } else { stretch.blocks as u64 };
+        holding.masked = holding.masked + masked(new) - old.map_or(0, masked);
+    }
+
+    fn revoke(&mut self, worker: WorkerId, tier: Tier, hashes: &[[u8; 8]]) {
+        let generation = self.workers.get(worker).current(tier);
+        let mut at = 0;
+        let mut previous: Option<BlockId> = None;
+        while at < hashes.len() {
+            let next = previous.and_then(|block| self.blocks.next(block));
+            let before = previous.and_then(|block| self.blocks.before(block));
+            let guess = next.filter(|next| self.blocks.hash(*next).to_le_bytes() == hashes[at]).or(before);
+            let found =
+                self.locate(hashes[at], guess).filter(|block| self.blocks.set(*block) != SetId::EMPTY);
+            let Some(block) = found else {
+                at += 1;
+                previous = None;
+                continue;
+            };
+            let same = self.blocks.same_set(block);
+            let ascending = common(&self.blocks.hashes_from(block)[..same], &hashes[at..]);
+            let descending = self.blocks.descending(block, &hashes[at..]);
+            let (stretch, last) = if ascending >= descending {
+                let stretch = Stretch { first: block, blocks: ascending };
+                (stretch, stretch.last())
+            } else {
+                let first = BlockId(block.0 + 1 - descending as u32);
+                (Stretch { first, blocks: descending }, first)
+            };
+            self.withdraw(worker, tier, generation, stretch, true);
+            at += stretch.blocks;
+            previous = Some(last);
+        }
+    }
+
+    /// Takes a worker's placement, if there is one, from a stretch that shares a set.
+    ///
+    /// `noted` says whether the worker's bitmap still has the blocks.
+    fn withdraw(&mut self, worker: WorkerId, tier: Tier, generation: usize, stretch: Stretch, noted: bool) {
+        let holder = Holder::new(worker, tier, generation);
+        let old = self.blocks.set(stretch.first);
+        let Some(mask) = self.sets.mask_of(old, holder) else { return };
+        let new = self.sets.without(old, holder);
+        if new == SetId::EMPTY {
+            self.forget_hits(stretch);
+            self.blocks.free(stretch);
+            self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
+        } else {
+            self.sets.add_blocks(new, stretch.blocks);
+            self.blocks.change_set(stretch, new);
+        }
+        self.sets.remove_blocks(old, stretch.blocks);
+        let holding = self.workers.holding_mut(worker, tier, generation);
+        if noted {
+            holding.blocks.remove_range(stretch.ids());
+        }
+        if mask != 0 {
+            holding.masked -= stretch.blocks as u64;
+        }
+    }
+
+    /// Makes a worker hold nothing at a tier: few placements at once, many by turning over.
+    ///
+    /// If the generation to turn to still waits for clean-up, the smaller of
+    /// both is cleaned up here. Applies clean up more than they report, so that
+    /// one is small whatever the order of reports and clears.
+    fn clear_tier(&mut self, worker: WorkerId, tier: Tier) {
+        let held = self.workers.get(worker).holding(tier).blocks.len();
+        let waiting = self.workers.get(worker).cleared(tier).blocks.len();
+        let current = self.workers.get(worker).current(tier);
+        if held <= CLEARED_AT_ONCE || waiting > held {
+            self.clean_up(worker, tier, current, usize::MAX);
+            return;
+        }
+        if waiting > 0 {
+            self.clean_up(worker, tier, 1 - current, usize::MAX);
+            self.cleared.retain(|cleared| *cleared != (worker, tier));
+        }
+        self.workers.turn_over(worker, tier);
+        self.cleared.push_back((worker, tier));
+    }
+
+    /// Cleans up at most `most` placements of cleared generations.
+    fn clean(&mut self, mut most: usize) {
+        while let Some((worker, tier)) = self.cleared.front().copied() {
+            if most == 0 {
+                return;
+            }
+            let generation = 1 - self.workers.get(worker).current(tier);
+            most -= self.clean_up(worker, tier, generation, most);
+            if self.workers.get(worker).cleared(tier).blocks.is_empty() {
+                self.cleared.pop_front();
+            }
+        }
+    }
+
+    /// Takes at most `most` placements of one generation out of the sets; says how many.
+    fn clean_up(&mut self, worker: WorkerId, tier: Tier, generation: usize, most: usize) -> usize {
+        let holding = self.workers.holding_mut(worker, tier, generation);
+        let mut held = std::mem::take(&mut holding.blocks);
+        let mut done = 0;
+        let mut iter = held.iter();
+        while let Some(range) = iter.next_range() {
+            let mut block = BlockId(*range.start());
+            let mut left = ((range.end() - range.start()) as usize + 1).min(most - done);
+            done += left;
+            while left > 0 {
+                let blocks = left.min(self.blocks.same_set(block));
+                self.withdraw(worker, tier, generation, Stretch { first: block, blocks }, false);
+                left -= blocks;
+                block = BlockId(block.0.wrapping_add(blocks as u32));
+            }
+            if done == most {
+                break;
+            }
+        }
+        held.remove_smallest(done as u64);
+        self.workers.holding_mut(worker, tier, generation).blocks = held;
+        done
+    }
+
+    /// Whether any worker holds a block with this set; placements waiting for clean-up do not count.
+    pub(super) fn is_held(&self, set: SetId) -> bool {
+        let fleet = self.workers.fleet();
+        self.sets.entries(set).iter().any(|entry| fleet[entry.word()].current(*entry) != 0)
+    }
+
+    /// Forgets tokens and hits of blocks that nobody held any more.
+    fn forget_history(&mut self, stretch: Stretch) {
+        self.blocks.forget_tokens(stretch);
+        self.forget_hits(stretch);
+    }
+
+    fn forget_hits(&mut self, stretch: Stretch) {
+        let hits = self.hits.get_mut();
+        if hits.is_empty() {
+            return;
+        }
+        for id in stretch.ids() {
+            hits.remove(&id);
+        }
+        if hits.len() * 8 < hits.capacity() {
+            hits.shrink_to_fit();
+        }
+    }
+
+    /// Takes a ghost out of the table.
+    fn forget(&mut self, ghost: BlockId) {
+        self.table.remove(self.blocks.hash(ghost), ghost, &self.blocks);
+        self.blocks.forget(ghost);
+    }
+}

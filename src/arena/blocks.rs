@@ -1,0 +1,625 @@
+//! Blocks: columns of hash, placement set and tokens, and which slots are free.
+//!
+//! A block is a slot in a chunk of 65,536. A chunk is a few parallel columns,
+//! so growth copies nothing, and a chunk is one container of a roaring bitmap.
+//! Consecutive slots hold consecutive blocks of a chain wherever the order of
+//! reports allowed it: a scan then compares whole stretches of the hash column
+//! with the request. Beside the columns stand four bitmaps:
+//!
+//! | bitmap | a bit says |
+//! |---|---|
+//! | `used` | the slot holds a block |
+//! | `ghosts` | the slot is free but its old hash still stands in the table |
+//! | `edges` | the slot's set differs from its left neighbour's |
+//! | `starts` | a stretch was stored from here on; hint of a break in a chain |
+//!
+//! A freed slot remembers its block as a *ghost* until the slot is given away.
+//! A block that is evicted and stored again, which engines do all the time,
+//! comes back to its old place beside its old neighbours, so that layouts do not
+//! decay; and a removal never touches the table.
+//!
+//! Slots are given away by sweeping an open chunk for free ranges. A new chunk
+//! is opened when no chunk has an eighth of its slots free, which bounds what
+//! fragmentation can cost in bytes per block. Ranges shorter than the stretch
+//! are passed over for a while if a longer one may follow.
+
+use std::ops::RangeInclusive;
+
+use super::ids::{BlockId, SetId};
+
+/// Slots of a chunk: one container of a roaring bitmap.
+pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
+const WORDS: usize = CHUNK_SLOTS / 64;
+
+/// A chunk is swept for free slots once this share of it is free. Smaller costs
+/// fragmentation, larger costs bytes: an eighth is at most 3 bytes per block.
+const REFILL_FREE_MIN: usize = CHUNK_SLOTS / 8;
+
+/// How many free ranges that are too short for a stretch are passed over before
+/// the longest of them is taken. Each costs a few nanoseconds.
+const RANGES_TRIED: usize = 16;
+
+type Bits = Box<[u64; WORDS]>;
+
+/// The token counts of a chunk's blocks.
+#[derive(Debug)]
+enum Tokens {
+    /// All blocks of the chunk have this count: engines use one block size.
+    Same(u32),
+    /// One count per slot.
+    Each(Box<[u32; CHUNK_SLOTS]>),
+}
+
+/// One chunk of columns.
+///
+/// Invariants: a slot's set is [`SetId::EMPTY`] exactly where its `used` bit is
+/// clear; `ghosts` bits are set only where `used` bits are clear; an `edges` bit
+/// is set exactly where the set differs from the left neighbour's, the first
+/// slot's neighbour being empty.
+#[derive(Debug)]
+struct Chunk {
+    hashes: Box<[[u8; 8]; CHUNK_SLOTS]>,
+    sets: Box<[SetId; CHUNK_SLOTS]>,
+    tokens: Tokens,
+    used: Bits,
+    ghosts: Bits,
+    edges: Bits,
+    starts: Bits,
+    live: usize,
+    remembered: usize,
+}
+
+fn column<T: Copy, const N: usize>(value: T) -> Box<[T; N]> {
+    vec![value; N].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("the length is N"))
+}
+
+impl Chunk {
+    fn new() -> Self {
+        Chunk {
+            hashes: column([0; 8]),
+            sets: column(SetId::EMPTY),
+            tokens: Tokens::Same(0),
+            used: column(0),
+            ghosts: column(0),
+            edges: column(0),
+            starts: column(0),
+            live: 0,
+            remembered: 0,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let tokens = match &self.tokens {
+            Tokens::Same(_) => 0,
+            Tokens::Each(_) => CHUNK_SLOTS * size_of::<u32>(),
+        };
+        CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>()) + 4 * WORDS * 8 + tokens
+    }
+
+    /// Writes the tokens of `blocks` blocks from `slot` on, which are in use.
+    ///
+    /// `tokens` is empty, all unknown, or has one count per block. An unknown
+    /// count is written for a new block and erases nothing of an old one.
+    fn put_tokens(&mut self, slot: usize, blocks: usize, tokens: &[u32], new: bool) {
+        let written = |tokens: u32| new || tokens != 0;
+        if let Tokens::Same(same) = self.tokens {
+            let fits = if tokens.is_empty() {
+                !new || same == 0
+            } else {
+                tokens.iter().all(|tokens| *tokens == same || !written(*tokens))
+            };
+            if fits {
+                return;
+            }
+            let first = tokens.first().copied().unwrap_or(0);
+            if self.live == blocks && written(first) && tokens.iter().all(|tokens| *tokens == first) {
+                self.tokens = Tokens::Same(first);
+                return;
+            }
+            self.tokens = Tokens::Each(column(same));
+        }
+        if let Tokens::Each(each) = &mut self.tokens {
+            let each = &mut each[slot..slot + blocks];
+            if tokens.is_empty() && new {
+                each.fill(0);
+            }
+            for (old, tokens) in each.iter_mut().zip(tokens) {
+                if written(*tokens) {
+                    *old = *tokens;
+                }
+            }
+        }
+    }
+
+    /// Sets the edge bit of `slot` as its set and its left neighbour's say.
+    fn mend_edge(&mut self, slot: usize) {
+        if slot >= CHUNK_SLOTS {
+            return;
+        }
+        let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
+        put_bit(&mut self.edges, slot, self.sets[slot] != left);
+    }
+}
+
+fn put_bit(bits: &mut [u64; WORDS], slot: usize, value: bool) {
+    let word = &mut bits[slot / 64];
+    *word = *word & !(1 << (slot % 64)) | u64::from(value) << (slot % 64);
+}
+
+fn get_bit(bits: &[u64; WORDS], slot: usize) -> bool {
+    bits[slot / 64] >> (slot % 64) & 1 == 1
+}
+
+/// Sets or clears the bits of `from..to`.
+fn put_bits(bits: &mut [u64; WORDS], from: usize, to: usize, value: bool) {
+    let mut slot = from;
+    while slot < to {
+        let end = (slot / 64 * 64 + 64).min(to);
+        let mask = (!0u64 >> (64 - (end - slot))) << (slot % 64);
+        let word = &mut bits[slot / 64];
+        *word = if value { *word | mask } else { *word & !mask };
+        slot = end;
+    }
+}
+
+fn count_bits(bits: &[u64; WORDS]) -> usize {
+    bits.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// The first slot at or after `from` for whose word `word` gives a set bit, else [`CHUNK_SLOTS`].
+#[inline]
+fn next_bit(from: usize, word: impl Fn(usize) -> u64) -> usize {
+    if from >= CHUNK_SLOTS {
+        return CHUNK_SLOTS;
+    }
+    let mut number = from / 64;
+    let mut bits = word(number) & (!0 << (from % 64));
+    while bits == 0 {
+        number += 1;
+        if number == WORDS {
+            return CHUNK_SLOTS;
+        }
+        bits = word(number);
+    }
+    number * 64 + bits.trailing_zeros() as usize
+}
+
+/// A stretch of consecutive slots of one chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) first: BlockId,
+    pub(crate) blocks: usize,
+}
+
+impl Stretch {
+    /// The last block; a stretch has at least one.
+    pub(crate) fn last(self) -> BlockId {
+        BlockId(self.first.0 + self.blocks as u32 - 1)
+    }
+
+    /// The blocks' ids, as they stand in a bitmap.
+    pub(crate) fn ids(self) -> RangeInclusive<u32> {
+        self.first.0..=self.last().0
+    }
+
+    /// The blocks in order.
+    pub(crate) fn iter(self) -> impl Iterator<Item = BlockId> {
+        self.ids().map(BlockId)
+    }
+}
+
+/// Columns that were given back; dropping them may take a while.
+#[derive(Debug)]
+pub(crate) struct Released(#[expect(dead_code, reason = "only ever dropped")] Vec<Option<Chunk>>);
+
+/// All chunks, and where the next block goes.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    chunks: Vec<Option<Chunk>>,
+    /// The chunk being filled, and the slot up to which it has been swept.
+    open: usize,
+    swept: usize,
+    live: usize,
+    remembered: usize,
+    /// Slots of a chunk in use: all but in tests.
+    chunk_slots: usize,
+    /// Leaves a slot free after every block, for tests: every guess of a scan fails.
+    scattered: bool,
+}
+
+impl Blocks {
+    pub(crate) fn new(chunk_slots: usize, scattered: bool) -> Self {
+        debug_assert!((1..=CHUNK_SLOTS).contains(&chunk_slots), "a chunk has 1 to 65,536 slots");
+        Blocks { chunks: Vec::new(), open: 0, swept: 0, live: 0, remembered: 0, chunk_slots, scattered }
+    }
+
+    /// Blocks held.
+    pub(crate) fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Free slots whose old hash still stands in the table.
+    pub(crate) fn remembered(&self) -> usize {
+        self.remembered
+    }
+
+    /// Slots there are ids for by now, in use or not.
+    pub(crate) fn slots(&self) -> usize {
+        self.chunks.len() * CHUNK_SLOTS
+    }
+
+    /// Bytes of all columns.
+    pub(crate) fn bytes(&self) -> usize {
+        self.chunks.iter().flatten().map(Chunk::bytes).sum()
+    }
+
+    /// Runs of blocks with one set, of all blocks.
+    pub(crate) fn runs(&self) -> usize {
+        let runs = |chunk: &Chunk| -> u32 {
+            (0..WORDS).map(|word| (chunk.edges[word] & chunk.used[word]).count_ones()).sum()
+        };
+        self.chunks.iter().flatten().map(|chunk| runs(chunk) as usize).sum()
+    }
+
+    /// The chunk of a block that the table or a bitmap names, so it exists.
+    #[inline]
+    fn chunk(&self, block: BlockId) -> &Chunk {
+        match &self.chunks[block.chunk()] {
+            Some(chunk) => chunk,
+            None => unreachable!("{block:?} is in no chunk"),
+        }
+    }
+
+    #[inline]
+    fn chunk_mut(&mut self, block: BlockId) -> &mut Chunk {
+        match &mut self.chunks[block.chunk()] {
+            Some(chunk) => chunk,
+            None => unreachable!("{block:?} is in no chunk"),
+        }
+    }
+
+    /// The hash that stands in a slot, also of a ghost.
+    #[inline]
+    pub(crate) fn hash(&self, block: BlockId) -> i64 {
+        i64::from_le_bytes(self.chunk(block).hashes[block.slot()])
+    }
+
+    /// The hash column from `block` to its chunk's end.
+    #[inline]
+    pub(crate) fn hashes_from(&self, block: BlockId) -> &[[u8; 8]] {
+        &self.chunk(block).hashes[block.slot()..]
+    }
+
+    /// The block's placement set, [`SetId::EMPTY`] if the slot is free.
+    #[inline]
+    pub(crate) fn set(&self, block: BlockId) -> SetId {
+        self.chunk(block).sets[block.slot()]
+    }
+
+    /// The block's length in tokens, 0 if unknown.
+    pub(crate) fn tokens(&self, block: BlockId) -> u32 {
+        match &self.chunk(block).tokens {
+            Tokens::Same(same) => *same,
+            Tokens::Each(each) => each[block.slot()],
+        }
+    }
+
+    /// Sum of the tokens of a stretch.
+    pub(crate) fn tokens_of(&self, stretch: Stretch) -> u64 {
+        let slot = stretch.first.slot();
+        match &self.chunk(stretch.first).tokens {
+            Tokens::Same(same) => u64::from(*same) * stretch.blocks as u64,
+            Tokens::Each(each) => {
+                each[slot..slot + stretch.blocks].iter().map(|tokens| u64::from(*tokens)).sum()
+            }
+        }
+    }
+
+    /// Blocks from `block` on that share its set, in this chunk.
+    #[inline]
+    pub(crate) fn same_set(&self, block: BlockId) -> usize {
+        let chunk = self.chunk(block);
+        let edges = &chunk.edges;
+        next_bit(block.slot() + 1, |word| edges[word]) - block.slot()
+    }
+
+    /// Like [`Blocks::same_set`], but no further than the next start of a stretch.
+    #[inline]
+    pub(crate) fn run(&self, block: BlockId) -> usize {
+        let chunk = self.chunk(block);
+        let (edges, starts) = (&chunk.edges, &chunk.starts);
+        next_bit(block.slot() + 1, |word| edges[word] | starts[word]) - block.slot()
+    }
+
+    /// The slot after a stretch, if the chunk has one.
+    #[inline]
+    pub(crate) fn after(&self, stretch: Stretch) -> Option<BlockId> {
+        let slot = stretch.first.slot() + stretch.blocks;
+        (slot < CHUNK_SLOTS).then(|| BlockId::new(stretch.first.chunk(), slot))
+    }
+
+    /// The slot after a block, if the chunk has one.
+    pub(crate) fn next(&self, block: BlockId) -> Option<BlockId> {
+        (block.slot() + 1 < CHUNK_SLOTS).then(|| BlockId(block.0 + 1))
+    }
+
+    /// The slot before a block, if the chunk has one.
+    pub(crate) fn before(&self, block: BlockId) -> Option<BlockId> {
+        (block.slot() > 0).then(|| BlockId(block.0 - 1))
+    }
+
+    /// Whether a slot's hash stands in the table.
+    pub(crate) fn is_known(&self, block: BlockId) -> bool {
+        self.set(block) != SetId::EMPTY || get_bit(&self.chunk(block).ghosts, block.slot())
+    }
+
+    /// How many of `hashes` stand in `block` and the slots before it with the same set.
+    pub(crate) fn descending(&self, block: BlockId, hashes: &[[u8; 8]]) -> usize {
+        let chunk = self.chunk(block);
+        let slots = (0..=block.slot()).rev();
+        let set = chunk.sets[block.slot()];
+        slots
+            .zip(hashes)
+            .take_while(|(slot, hash)| chunk.hashes[*slot] == **hash && chunk.sets[*slot] == set)
+            .count()
+    }
+
+    /// Gives the blocks of a stretch, all in use with one set, another one, not empty.
+    pub(crate) fn change_set(&mut self, stretch: Stretch, set: SetId) {
+        let from = stretch.first.slot();
+        let to = from + stretch.blocks;
+        let chunk = self.chunk_mut(stretch.first);
+        chunk.sets[from..to].fill(set);
+        chunk.mend_edge(from);
+        chunk.mend_edge(to);
+    }
+
+    /// Writes known tokens, none or one count per block, over those of a stretch in use.
+    pub(crate) fn put_tokens(&mut self, stretch: Stretch, tokens: &[u32]) {
+        self.chunk_mut(stretch.first).put_tokens(stretch.first.slot(), stretch.blocks, tokens, false);
+    }
+
+    /// Forgets the tokens of a stretch in use.
+    pub(crate) fn forget_tokens(&mut self, stretch: Stretch) {
+        self.chunk_mut(stretch.first).put_tokens(stretch.first.slot(), stretch.blocks, &[], true);
+    }
+
+    /// Forgets that a stretch was stored from `block` on: a report named it after its left neighbour.
+    pub(crate) fn join(&mut self, block: BlockId) {
+        let slot = block.slot();
+        put_bit(&mut self.chunk_mut(block).starts, slot, false);
+    }
+
+    /// The same for all but the first block of a stretch.
+    pub(crate) fn join_within(&mut self, stretch: Stretch) {
+        let slot = stretch.first.slot();
+        put_bits(&mut self.chunk_mut(stretch.first).starts, slot + 1, slot + stretch.blocks, false);
+    }
+
+    /// Frees a stretch in use and remembers its blocks as ghosts.
+    pub(crate) fn free(&mut self, stretch: Stretch) {
+        let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
+        let chunk = self.chunk_mut(stretch.first);
+        chunk.sets[from..to].fill(SetId::EMPTY);
+        put_bits(&mut chunk.used, from, to, false);
+        put_bits(&mut chunk.ghosts, from, to, true);
+        put_bits(&mut chunk.edges, from, to, false);
+        chunk.mend_edge(from);
+        chunk.mend_edge(to);
+        chunk.live -= stretch.blocks;
+        chunk.remembered += stretch.blocks;
+        if chunk.live == 0 {
+            chunk.tokens = Tokens::Same(0);
+        }
+        self.live -= stretch.blocks;
+        self.remembered += stretch.blocks;
+    }
+
+    /// Takes a stretch of ghosts into use again, with one set and these tokens, if any.
+    pub(crate) fn revive(&mut self, stretch: Stretch, set: SetId, tokens: &[u32]) {
+        let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
+        let chunk = self.chunk_mut(stretch.first);
+        put_bits(&mut chunk.ghosts, from, to, false);
+        chunk.remembered -= stretch.blocks;
+        self.remembered -= stretch.blocks;
+        self.take(stretch, set, tokens);
+    }
+
+    /// Takes a stretch of free slots without ghosts into use, hashes already written.
+    pub(crate) fn take(&mut self, stretch: Stretch, set: SetId, tokens: &[u32]) {
+        let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
+        let chunk = self.chunk_mut(stretch.first);
+        chunk.sets[from..to].fill(set);
+        put_bits(&mut chunk.used, from, to, true);
+        chunk.mend_edge(from);
+        chunk.mend_edge(to);
+        chunk.live += stretch.blocks;
+        chunk.put_tokens(from, stretch.blocks, tokens, true);
+        self.live += stretch.blocks;
+    }
+
+    /// Writes the hashes of blocks that are about to be taken into use.
+    pub(crate) fn write_hashes(&mut self, first: BlockId, hashes: &[[u8; 8]]) {
+        let slot = first.slot();
+        let chunk = self.chunk_mut(first);
+        chunk.hashes[slot..slot + hashes.len()].copy_from_slice(hashes);
+        put_bits(&mut chunk.starts, slot, slot + hashes.len(), false);
+        put_bit(&mut chunk.starts, slot, true);
+    }
+
+    /// Ghosts from `block` on without a gap, at most `most`.
+    pub(crate) fn ghosts_from(&self, block: BlockId, most: usize) -> usize {
+        let ghosts = &self.chunk(block).ghosts;
+        (next_bit(block.slot(), |word| !ghosts[word]) - block.slot()).min(most)
+    }
+
+    /// Forgets a ghost that has been taken out of the table.
+    pub(crate) fn forget(&mut self, block: BlockId) {
+        let slot = block.slot();
+        let chunk = self.chunk_mut(block);
+        put_bit(&mut chunk.ghosts, slot, false);
+        chunk.remembered -= 1;
+        self.remembered -= 1;
+    }
+
+    /// The ghosts of a stretch of free slots.
+    pub(crate) fn ghosts_in(&self, stretch: Stretch) -> impl Iterator<Item = BlockId> {
+        let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
+        let chunk = stretch.first.chunk();
+        let ghosts = &self.chunk(stretch.first).ghosts;
+        let mut slot = from;
+        std::iter::from_fn(move || {
+            slot = next_bit(slot, |word| ghosts[word]);
+            (slot < to).then(|| {
+                slot += 1;
+                BlockId::new(chunk, slot - 1)
+            })
+        })
+    }
+
+    /// Free slots right from `block` on, at most `most`.
+    pub(crate) fn free_from(&self, block: BlockId, most: usize) -> usize {
+        if self.scattered || block.slot() >= self.chunk_slots {
+            return 0;
+        }
+        let used = &self.chunk(block).used;
+        (next_bit(block.slot(), |word| used[word]).min(self.chunk_slots) - block.slot()).min(most)
+    }
+
+    /// Free slots for up to `blocks` blocks, at least one; they may have ghosts.
+    pub(crate) fn find_free(&mut self, blocks: usize) -> Stretch {
+        let blocks = if self.scattered { 1 } else { blocks };
+        loop {
+            if let Some(stretch) = self.sweep(blocks) {
+                return stretch;
+            }
+            self.open_chunk();
+        }
+    }
+
+    /// The next free range of the open chunk that is long enough, or the longest of a few.
+    fn sweep(&mut self, blocks: usize) -> Option<Stretch> {
+        let chunk = self.chunks.get(self.open)?.as_ref()?;
+        let used = &chunk.used;
+        let mut from = self.swept;
+        let mut best: Option<(usize, usize)> = None;
+        for _ in 0..RANGES_TRIED {
+            from = next_bit(from, |word| !used[word]);
+            if from >= self.chunk_slots {
+                break;
+            }
+            let to = next_bit(from, |word| used[word]).min(self.chunk_slots);
+            if best.is_none_or(|(best_from, best_to)| to - from > best_to - best_from) {
+                best = Some((from, to));
+            }
+            if to - from >= blocks {
+                break;
+            }
+            from = to;
+        }
+        let (from, to) = best?;
+        let length = (to - from).min(blocks);
+        self.swept = from + length + usize::from(self.scattered);
+        Some(Stretch { first: BlockId::new(self.open, from), blocks: length })
+    }
+
+    /// Opens the emptiest chunk if enough of it is free, else a new one.
+    fn open_chunk(&mut self) {
+        let enough = self.chunk_slots - (REFILL_FREE_MIN * self.chunk_slots / CHUNK_SLOTS).max(1);
+        let live = |chunk: &Option<Chunk>| chunk.as_ref().map(|chunk| chunk.live);
+        let emptiest = (0..self.chunks.len())
+            .filter_map(|number| live(&self.chunks[number]).map(|live| (live, number)))
+            .filter(|(live, number)| *live <= enough && *number != self.open && !self.scattered)
+            .min();
+        self.swept = 0;
+        self.open = match emptiest {
+            Some((_, number)) => number,
+            None => {
+                let number = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
+                if number == self.chunks.len() {
+                    self.chunks.push(None);
+                }
+                self.chunks[number] = Some(Chunk::new());
+                number
+            }
+        };
+    }
+
+    /// Whether the chunk of `block` has no block left.
+    pub(crate) fn is_idle(&self, block: BlockId) -> bool {
+        self.chunk(block).live == 0
+    }
+
+    /// A chunk without blocks that is not being filled, and up to `most` of its ghosts.
+    pub(crate) fn idle_chunk(&self, most: usize) -> Option<(usize, Vec<BlockId>)> {
+        let is_idle = |chunk: &Option<Chunk>| chunk.as_ref().is_some_and(|chunk| chunk.live == 0);
+        let number =
+            (0..self.chunks.len()).find(|number| *number != self.open && is_idle(&self.chunks[*number]))?;
+        let all = Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS };
+        Some((number, self.ghosts_in(all).take(most).collect()))
+    }
+
+    /// Gives back the columns of a chunk without blocks and ghosts.
+    pub(crate) fn release(&mut self, number: usize) -> Released {
+        debug_assert!(self.chunks[number].as_ref().is_some_and(|chunk| chunk.live + chunk.remembered == 0));
+        let released = Released(vec![self.chunks[number].take()]);
+        while self.chunks.last().is_some_and(Option::is_none) {
+            self.chunks.pop();
+        }
+        released
+    }
+
+    /// Gives back everything; there is no block left and the table is empty.
+    pub(crate) fn release_all(&mut self) -> Released {
+        debug_assert_eq!(self.live, 0);
+        self.remembered = 0;
+        self.open = 0;
+        self.swept = 0;
+        Released(std::mem::take(&mut self.chunks))
+    }
+
+    /// Every slot of every chunk that is in use or a ghost, with whether it is in use.
+    pub(super) fn known(&self) -> impl Iterator<Item = (BlockId, bool)> {
+        let chunks =
+            self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)));
+        chunks.flat_map(|(number, chunk)| {
+            let known = |slot: &usize| get_bit(&chunk.used, *slot) || get_bit(&chunk.ghosts, *slot);
+            (0..CHUNK_SLOTS)
+                .filter(known)
+                .map(move |slot| (BlockId::new(number, slot), get_bit(&chunk.used, slot)))
+        })
+    }
+
+    /// Checks the columns and bitmaps of each chunk against each other.
+    pub(super) fn audit(&self) -> Result<(), String> {
+        let (mut live, mut remembered) = (0, 0);
+        for (number, chunk) in
+            self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)))
+        {
+            for slot in 0..CHUNK_SLOTS {
+                let block = BlockId::new(number, slot);
+                let used = get_bit(&chunk.used, slot);
+                if used == (chunk.sets[slot] == SetId::EMPTY) {
+                    return Err(format!("I2: {block:?} is in use: {used}, but has {:?}", chunk.sets[slot]));
+                }
+                if used && get_bit(&chunk.ghosts, slot) {
+                    return Err(format!("I2: {block:?} is in use and a ghost"));
+                }
+                let left = if slot == 0 { SetId::EMPTY } else { chunk.sets[slot - 1] };
+                if get_bit(&chunk.edges, slot) != (chunk.sets[slot] != left) {
+                    return Err(format!("I3: {block:?} has a wrong edge"));
+                }
+            }
+            let counted = (count_bits(&chunk.used), count_bits(&chunk.ghosts));
+            if counted != (chunk.live, chunk.remembered) {
+                return Err(format!("I2: chunk {number} counts its slots wrong: {counted:?}"));
+            }
+            live += chunk.live;
+            remembered += chunk.remembered;
+        }
+        if (live, remembered) != (self.live, self.remembered) {
+            return Err("I2: the chunks' counts do not add up".to_owned());
+        }
+        Ok(())
+    }
+}

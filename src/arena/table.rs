@@ -1,0 +1,281 @@
+//! From a block's hash to its slot.
+//!
+//! An open-addressing table of 32-bit slot ids. Twelve ids, their one-byte tags
+//! and a count of overflows share one 64-byte bucket, so that a look-up touches
+//! one line of the table and, for a hit, one of the hash column:
+//!
+//! | bytes | content |
+//! |---|---|
+//! | 0–47 | slot ids |
+//! | 48–59 | tags, 0 where there is no id |
+//! | 60–63 | how many ids passed this bucket because it was full |
+//!
+//! An id whose home bucket is full goes to the next one with room and is counted
+//! in every bucket it passed. A look-up goes on only past a bucket with a count,
+//! and a removal takes its counts back, so nothing is left behind by removals.
+//!
+//! The table is split into segments by the top bits of the mixed hash; a segment
+//! grows by itself, by half, when it is seven eighths full. Growth therefore
+//! moves a few thousand ids at a time and no apply stalls readers for long.
+//! Segments start from different sizes so that they do not all grow at once,
+//! which would make bytes per block swing with the number of blocks. Home
+//! buckets come from the middle bits and tags from the lowest eight, so that the
+//! three say different things about a hash.
+
+use super::blocks::Blocks;
+use super::ids::BlockId;
+use super::mix::Mix;
+
+/// Ids in one bucket.
+const BUCKET_IDS: usize = 12;
+
+/// A segment grows once it is fuller than this share of its places, in eighths.
+/// Fuller buckets overflow too often: at seven eighths a quarter of them do.
+const LOAD_MAX_EIGHTHS: usize = 7;
+
+/// Segments unless set otherwise. At 20 million blocks a segment has 5,000 ids
+/// and grows in about 50 µs; at 1 billion it has 250,000 and takes about 3 ms.
+pub(crate) const SEGMENT_BITS: u32 = 12;
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+struct Bucket {
+    ids: [u32; BUCKET_IDS],
+    tags: [u8; BUCKET_IDS],
+    passed: u32,
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
+
+const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; BUCKET_IDS], passed: 0 };
+
+/// The low seven bits of every byte.
+const LOW_BITS: u128 = 0x7f7f_7f7f_7f7f_7f7f_7f7f_7f7f_7f7f_7f7f;
+/// The lowest bit of each byte that is a tag.
+const TAG_ONES: u128 = 0x0101_0101_0101_0101_0101_0101;
+
+impl Bucket {
+    /// Places with this tag, each as the high bit of its byte.
+    ///
+    /// All twelve tags are compared at once: a byte of the difference is zero
+    /// where they agree, and `(x & 0x7f) + 0x7f | x` has its high bit clear
+    /// for just those bytes, with no carry from one byte into the next.
+    #[inline]
+    fn places(&self, tag: u8) -> u128 {
+        let mut bytes = [0xff; 16];
+        bytes[..BUCKET_IDS].copy_from_slice(&self.tags);
+        let difference = u128::from_le_bytes(bytes) ^ (TAG_ONES * u128::from(tag));
+        !(((difference & LOW_BITS) + LOW_BITS) | difference | LOW_BITS)
+    }
+}
+
+/// The first of some places.
+#[inline]
+fn first(places: u128) -> usize {
+    // The remainder only tells the compiler what holds anyway.
+    places.trailing_zeros() as usize / 8 % BUCKET_IDS
+}
+
+#[derive(Debug, Default)]
+struct Segment {
+    buckets: Box<[Bucket]>,
+    ids: usize,
+}
+
+/// The table. Invariant: it holds each id at most once, under its block's hash.
+#[derive(Debug)]
+pub(crate) struct Table {
+    segments: Box<[Segment]>,
+    segment_bits: u32,
+    mix: Mix,
+}
+
+impl Table {
+    pub(crate) fn new(mix: Mix, segment_bits: u32) -> Self {
+        let segments = (0..1usize << segment_bits).map(|_| Segment::default()).collect();
+        Table { segments, segment_bits, mix }
+    }
+
+    #[inline]
+    fn segment_of(&self, mixed: u64) -> usize {
+        ((mixed >> 1) >> (63 - self.segment_bits)) as usize
+    }
+
+    /// The block with this hash, also if it is free and only remembered.
+    #[inline]
+    pub(crate) fn find(&self, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let mixed = self.mix.mix(hash as u64);
+        self.segments[self.segment_of(mixed)].find(mixed, hash, blocks)
+    }
+
+    /// Adds `block` under `hash`, whose column entry is already written.
+    ///
+    /// Returns a block that already stands there instead, if one does.
+    pub(crate) fn insert(&mut self, hash: i64, block: BlockId, blocks: &Blocks) -> Result<(), BlockId> {
+        let mixed = self.mix.mix(hash as u64);
+        let number = self.segment_of(mixed);
+        let segment = &mut self.segments[number];
+        if let Some(other) = segment.find(mixed, hash, blocks) {
+            return Err(other);
+        }
+        if (segment.ids + 1) * 8 > segment.buckets.len() * BUCKET_IDS * LOAD_MAX_EIGHTHS {
+            segment.resize(grown(segment.buckets.len(), number), self.mix, blocks);
+        }
+        segment.add(mixed, block);
+        Ok(())
+    }
+
+    /// Takes `block` out, which stands under `hash`.
+    pub(crate) fn remove(&mut self, hash: i64, block: BlockId, blocks: &Blocks) {
+        let mixed = self.mix.mix(hash as u64);
+        let number = self.segment_of(mixed);
+        let segment = &mut self.segments[number];
+        let removed = segment.take(mixed, block);
+        debug_assert!(removed, "{block:?} stands in the table");
+        let places = segment.buckets.len() * BUCKET_IDS;
+        if segment.ids == 0 {
+            *segment = Segment::default();
+        } else if segment.ids * 4 < places && segment.buckets.len() > 1 {
+            segment.resize(segment.buckets.len().div_ceil(2), self.mix, blocks);
+        }
+    }
+
+    /// Forgets every id at once.
+    pub(crate) fn reset(&mut self) {
+        for segment in &mut self.segments {
+            *segment = Segment::default();
+        }
+    }
+
+    /// Ids in the table.
+    pub(crate) fn len(&self) -> usize {
+        self.segments.iter().map(|segment| segment.ids).sum()
+    }
+
+    /// Bytes of its buckets and segments.
+    pub(crate) fn bytes(&self) -> usize {
+        let buckets: usize =
+            self.segments.iter().map(|segment| size_of_val::<[Bucket]>(&segment.buckets)).sum();
+        buckets + size_of_val::<[Segment]>(&self.segments)
+    }
+
+    /// Checks each segment by itself; the arena's audit checks ids against blocks.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        for (number, segment) in self.segments.iter().enumerate() {
+            let ids: usize = segment
+                .buckets
+                .iter()
+                .map(|bucket| bucket.tags.iter().filter(|tag| **tag != 0).count())
+                .sum();
+            if ids != segment.ids {
+                return Err(format!("segment {number} counts {} ids and has {ids}", segment.ids));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The number of buckets after `buckets` in segment `number`.
+///
+/// By half each time, from a start that differs between neighbours.
+fn grown(buckets: usize, number: usize) -> usize {
+    if buckets < 8 { (buckets * 2 + 1).min(8 + number % 4) } else { buckets + buckets / 2 }
+}
+
+/// Tag of a mixed hash, never 0.
+#[inline]
+fn tag_of(mixed: u64) -> u8 {
+    (mixed as u8).max(1)
+}
+
+impl Segment {
+    #[inline]
+    fn home(&self, mixed: u64) -> usize {
+        ((u64::from((mixed >> 16) as u32) * self.buckets.len() as u64) >> 32) as usize
+    }
+
+    #[inline]
+    fn find(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let tag = tag_of(mixed);
+        let mut number = self.home(mixed);
+        for _ in 0..self.buckets.len() {
+            let bucket = &self.buckets[number];
+            let mut places = bucket.places(tag);
+            while places != 0 {
+                let block = BlockId(bucket.ids[first(places)]);
+                if blocks.hash(block) == hash {
+                    return Some(block);
+                }
+                places &= places - 1;
+            }
+            if bucket.passed == 0 {
+                return None;
+            }
+            number += 1;
+            if number == self.buckets.len() {
+                number = 0;
+            }
+        }
+        None
+    }
+
+    /// Adds `block`; there is room.
+    fn add(&mut self, mixed: u64, block: BlockId) {
+        let mut number = self.home(mixed);
+        loop {
+            let bucket = &mut self.buckets[number];
+            let free = bucket.places(0);
+            if free != 0 {
+                let place = first(free);
+                bucket.ids[place] = block.0;
+                bucket.tags[place] = tag_of(mixed);
+                self.ids += 1;
+                return;
+            }
+            bucket.passed += 1;
+            number += 1;
+            if number == self.buckets.len() {
+                number = 0;
+            }
+        }
+    }
+
+    fn take(&mut self, mixed: u64, block: BlockId) -> bool {
+        let tag = tag_of(mixed);
+        let home = self.home(mixed);
+        let mut number = home;
+        for _ in 0..self.buckets.len() {
+            let bucket = &mut self.buckets[number];
+            for place in 0..BUCKET_IDS {
+                if bucket.tags[place] == tag && bucket.ids[place] == block.0 {
+                    bucket.tags[place] = 0;
+                    self.ids -= 1;
+                    let mut passed = home;
+                    while passed != number {
+                        self.buckets[passed].passed -= 1;
+                        passed = (passed + 1) % self.buckets.len();
+                    }
+                    return true;
+                }
+            }
+            if bucket.passed == 0 {
+                return false;
+            }
+            number = (number + 1) % self.buckets.len();
+        }
+        false
+    }
+
+    fn resize(&mut self, buckets: usize, mix: Mix, blocks: &Blocks) {
+        let old = std::mem::replace(&mut self.buckets, vec![EMPTY_BUCKET; buckets].into_boxed_slice());
+        self.ids = 0;
+        for bucket in &old {
+            for (id, tag) in bucket.ids.iter().zip(&bucket.tags) {
+                if *tag != 0 {
+                    let block = BlockId(*id);
+                    self.add(mix.mix(blocks.hash(block) as u64), block);
+                }
+            }
+        }
+    }
+}
