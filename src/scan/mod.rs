@@ -36,6 +36,8 @@
 //! and no worker without a spec may still fail closed.
 
 pub mod lookup;
+#[doc(hidden)]
+pub mod naive;
 mod rules;
 
 use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Stretch, WorkerId};
