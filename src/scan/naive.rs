@@ -108,8 +108,8 @@ impl NaiveIndex {
 
     fn remove(&mut self, worker_id: &str, tier: Tier, hash: i64) {
         let worker = self.workers.get_mut(worker_id).expect("made by apply");
-        worker.placements.remove(&(hash, tier));
-        if !self.is_held(hash) {
+        let was_held = worker.placements.remove(&(hash, tier)).is_some();
+        if was_held && !self.is_held(hash) {
             self.tokens.remove(&hash);
             self.hits.remove(&hash);
         }
