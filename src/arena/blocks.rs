@@ -131,6 +131,22 @@ impl Chunk {
         }
     }
 
+    fn audit_slot(&self, block: BlockId) -> Result<(), String> {
+        let slot = block.slot();
+        let used = get_bit(&self.used, slot);
+        if used == (self.sets[slot] == SetId::EMPTY) {
+            return Err(format!("I2: {block:?} is in use: {used}, but has {:?}", self.sets[slot]));
+        }
+        if used && get_bit(&self.ghosts, slot) {
+            return Err(format!("I2: {block:?} is in use and a ghost"));
+        }
+        let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
+        if get_bit(&self.edges, slot) != (self.sets[slot] != left) {
+            return Err(format!("I3: {block:?} has a wrong edge"));
+        }
+        Ok(())
+    }
+
     /// Sets the edge bit of `slot` as its set and its left neighbour's say.
     fn mend_edge(&mut self, slot: usize) {
         if slot >= CHUNK_SLOTS {
@@ -583,10 +599,13 @@ impl Blocks {
         let chunks =
             self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)));
         chunks.flat_map(|(number, chunk)| {
-            let known = |slot: &usize| get_bit(&chunk.used, *slot) || get_bit(&chunk.ghosts, *slot);
-            (0..CHUNK_SLOTS)
-                .filter(known)
-                .map(move |slot| (BlockId::new(number, slot), get_bit(&chunk.used, slot)))
+            let known = |word: usize| chunk.used[word] | chunk.ghosts[word];
+            let mut slot = 0;
+            std::iter::from_fn(move || {
+                slot = next_bit(slot, known) + 1;
+                (slot <= CHUNK_SLOTS)
+                    .then(|| (BlockId::new(number, slot - 1), get_bit(&chunk.used, slot - 1)))
+            })
         })
     }
 
@@ -596,18 +615,12 @@ impl Blocks {
         for (number, chunk) in
             self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)))
         {
-            for slot in 0..CHUNK_SLOTS {
-                let block = BlockId::new(number, slot);
-                let used = get_bit(&chunk.used, slot);
-                if used == (chunk.sets[slot] == SetId::EMPTY) {
-                    return Err(format!("I2: {block:?} is in use: {used}, but has {:?}", chunk.sets[slot]));
-                }
-                if used && get_bit(&chunk.ghosts, slot) {
-                    return Err(format!("I2: {block:?} is in use and a ghost"));
-                }
-                let left = if slot == 0 { SetId::EMPTY } else { chunk.sets[slot - 1] };
-                if get_bit(&chunk.edges, slot) != (chunk.sets[slot] != left) {
-                    return Err(format!("I3: {block:?} has a wrong edge"));
+            for word in 0..WORDS {
+                let sets = &chunk.sets[word * 64..word * 64 + 64];
+                let bits = chunk.used[word] | chunk.ghosts[word] | chunk.edges[word];
+                if bits != 0 || sets.iter().any(|set| *set != SetId::EMPTY) {
+                    (word * 64..word * 64 + 64)
+                        .try_for_each(|slot| chunk.audit_slot(BlockId::new(number, slot)))?;
                 }
             }
             let counted = (count_bits(&chunk.used), count_bits(&chunk.ghosts));

@@ -98,6 +98,11 @@ pub fn find_blocks(view: &ReadView, hashes: PackedHashes<'_>, count: bool) -> Fo
     answer
 }
 
+/// Finds blocks and lays them out at once, where nobody waits for the view.
+pub fn match_blocks(view: &ReadView, hashes: PackedHashes<'_>, count: bool) -> BlockMatches {
+    find_blocks(view, hashes, count).by_worker()
+}
+
 /// Position and hit count of each of `hashes` that has a count, repeats left out.
 pub fn hit_counts(view: &ReadView, hashes: PackedHashes<'_>) -> Vec<(u32, u64)> {
     view.with_hits(|hits| {

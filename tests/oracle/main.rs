@@ -1,0 +1,10 @@
+//! The index against the oracle: random histories, every answer compared.
+
+#[path = "../common/ops.rs"]
+mod ops;
+#[path = "../common/pair.rs"]
+mod pair;
+
+mod growth;
+mod histories;
+mod walk;
