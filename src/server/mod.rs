@@ -9,10 +9,11 @@
 //!
 //! Code map: `wire` reads and writes messages, `admission` refuses prefix
 //! queries that are late or too many, `service` has the calls, `status` maps
-//! errors. The server must not know how placements are kept or matched.
+//! errors, `maintenance` cleans up. The server must not know how placements are kept or matched.
 
 mod admission;
 mod config;
+mod maintenance;
 mod service;
 mod status;
 mod wire;
@@ -39,6 +40,7 @@ use admission::Arrivals;
 pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, LOG_FILTER, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
+use maintenance::Maintenance;
 use service::Indexer;
 
 use crate::arena::Index;
@@ -75,7 +77,8 @@ pub struct Server {
 /// Serves `index` on `listener` until `shutdown`, then drains.
 ///
 /// # Errors
-/// The listener has no local address; a running server never fails.
+/// No thread can be started, or the listener has no local address. A server that
+/// runs never fails.
 pub async fn serve(
     listener: TcpListener,
     config: Config,
@@ -103,9 +106,11 @@ impl Server {
     /// calls have [`DRAIN_MAX`] to finish before their connections are cut.
     ///
     /// # Errors
-    /// The listener has no local address; a running server never fails.
+    /// No thread can be started, or the listener has no local address. A server that
+    /// runs never fails.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
         tracing::info!(address = %listener.local_addr()?, "listening");
+        let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let calls = KVIndexerServer::new(Indexer::new(self.index, Arc::clone(&self.admission)))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let service = Arrivals::new(calls, self.admission);

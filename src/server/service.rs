@@ -66,8 +66,9 @@ impl super::KVIndexer for Indexer {
             let hashes = request.hashes();
             let (found, labels) = {
                 let view = index.read();
-                (lookup::match_blocks(&view, hashes, request.count_as_hit()), view.labels())
+                (lookup::find_blocks(&view, hashes, request.count_as_hit()), view.labels())
             };
+            let found = found.by_worker();
             wire::block_matches(&found, hashes, &labels)
         });
         Ok(Response::new(answer.await?))

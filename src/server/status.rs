@@ -50,7 +50,7 @@ impl From<BatchError> for Status {
             BatchError::EmptyWorkerId | BatchError::NoHashes { .. } | BatchError::MetadataLength { .. } => {
                 Status::invalid_argument(text)
             }
-            BatchError::TooManyWorkers => Status::resource_exhausted(text),
+            BatchError::Full => Status::resource_exhausted(text),
         }
     }
 }
