@@ -103,7 +103,7 @@ impl Server {
     /// Serves on `listener` until `shutdown`, then drains.
     ///
     /// Draining, no connection and no stream is accepted any more, and running
-    /// calls have [`DRAIN_MAX`] to finish before their connections are cut.
+    /// calls have ten seconds to finish before their connections are cut.
     ///
     /// # Errors
     /// No thread can be started, or the listener has no local address. A server that
