@@ -7,6 +7,8 @@
 
 use std::error::Error;
 
+use tonic_build::manual;
+
 const PROTO: &str = "proto/kv_indexer.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -14,5 +16,30 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile([PROTO], ["proto"])?;
     tonic_prost_build::configure().build_server(false).compile_fds(descriptors)?;
 
+    let method = |name: &str, route: &str, request: &str, answer: &str, codec: &str| {
+        manual::Method::builder()
+            .name(name)
+            .route_name(route)
+            .input_type(format!("crate::server::wire::{request}"))
+            .output_type(format!("crate::server::wire::{answer}"))
+            .codec_path(format!("crate::server::wire::{codec}"))
+            .build()
+    };
+    let service = manual::Service::builder()
+        .name("KVIndexer")
+        .package("kv_indexer.v1")
+        .comment("The index as the server sees it: requests in place, answers already encoded.")
+        .method(method("apply", "ApplyExternalKvBatch", "ApplyRequest", "Answer", "ApplyCodec"))
+        .method(method("match_blocks", "MatchExternalKv", "MatchRequest", "Answer", "MatchCodec"))
+        .method(method("match_prefix", "MatchExternalKvPrefix", "PrefixRequest", "Answer", "PrefixCodec"))
+        .method(method(
+            "hit_counts",
+            "GetExternalKvHitCounts",
+            "HitCountsRequest",
+            "Answer",
+            "HitCountsCodec",
+        ))
+        .build();
+    manual::Builder::new().build_client(false).compile(&[service]);
     Ok(())
 }
