@@ -193,6 +193,215 @@ pub(crate) fn act(index: &Index, worker: usize, cache_spec: Option<CacheSpec>, a
     index.apply(&batch).expect("a good batch");
 }
 
+/// One action made ready, so that only its apply is timed or counted.
+#[derive(Debug, Clone)]
+pub(crate) struct Prepared {
+    worker_id: String,
+    worker_address: String,
+    placement: Placement,
+    kind: Kind,
+    packed: Vec<u8>,
+    masks: Vec<u32>,
+    tokens: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Report,
+    Revoke,
+    Clear,
+}
+
+impl Prepared {
+    pub(crate) fn report(worker: usize, hashes: &[i64], placement: Placement) -> Self {
+        let masks = if placement.mask == 0 { Vec::new() } else { vec![placement.mask; hashes.len()] };
+        let tokens = vec![placement.tokens; hashes.len()];
+        Prepared { masks, tokens, ..Prepared::new(Kind::Report, worker, hashes, placement) }
+    }
+
+    pub(crate) fn revoke(worker: usize, hashes: &[i64], placement: Placement) -> Self {
+        Prepared::new(Kind::Revoke, worker, hashes, placement)
+    }
+
+    pub(crate) fn clear(worker: usize, placement: Placement) -> Self {
+        Prepared::new(Kind::Clear, worker, &[], placement)
+    }
+
+    fn new(kind: Kind, worker: usize, hashes: &[i64], placement: Placement) -> Self {
+        Prepared {
+            worker_id: worker_name(worker),
+            worker_address: worker_address(worker),
+            placement,
+            kind,
+            packed: PackedHashes::pack(hashes),
+            masks: Vec::new(),
+            tokens: Vec::new(),
+        }
+    }
+
+    pub(crate) fn apply(&self, index: &Index) {
+        let tier = self.placement.tier;
+        let hashes = PackedHashes::new(&self.packed).expect("packed");
+        let action = match self.kind {
+            Kind::Report => Action::Report { tier, hashes, masks: &self.masks, tokens: &self.tokens },
+            Kind::Revoke => Action::Revoke { tier, hashes },
+            Kind::Clear => Action::ClearTier { tier },
+        };
+        let batch = Batch {
+            worker_id: &self.worker_id,
+            worker_address: &self.worker_address,
+            cache_spec: self.placement.spec,
+            seq: 0,
+            actions: &[action],
+        };
+        index.apply(&batch).expect("a good batch");
+    }
+}
+
+/// The same kind of placement at another tier.
+pub(crate) fn at(tier: Tier, placement: Placement) -> Placement {
+    Placement { tier, ..placement }
+}
+
+/// Runs the put-off clean-up to its end.
+pub(crate) fn settle(index: &Index) {
+    while index.maintain() {}
+}
+
+/// How hashes are made, from a number that counts up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kinds {
+    /// Random, what engines send.
+    Random,
+    /// 1, 2, 3 and so on.
+    Dense,
+    /// Multiples of two to the power of this.
+    Strided(u32),
+    /// The low 32 bits are all equal.
+    SameLow,
+    /// The high 32 bits are all equal.
+    SameHigh,
+}
+
+impl Kinds {
+    /// Each kind with a name for reports.
+    pub(crate) const ALL: [(&'static str, Kinds); 8] = [
+        ("random", Kinds::Random),
+        ("dense", Kinds::Dense),
+        ("strided-8", Kinds::Strided(8)),
+        ("strided-16", Kinds::Strided(16)),
+        ("strided-32", Kinds::Strided(32)),
+        ("strided-40", Kinds::Strided(40)),
+        ("same-low", Kinds::SameLow),
+        ("same-high", Kinds::SameHigh),
+    ];
+
+    /// Distinct hashes number `from` to `from + count`, as long as numbers stay below 2^24.
+    pub(crate) fn chain(self, from: usize, count: usize) -> Vec<i64> {
+        (from..from + count).map(|number| self.hash(number as u64)).collect()
+    }
+
+    fn hash(self, number: u64) -> i64 {
+        // Odd multiples keep numbers below 2^32 distinct there and spread them.
+        let spread = number.wrapping_mul(0x9e37_79b9) & 0xffff_ffff;
+        let hash = match self {
+            Kinds::Random => Seeded::new(number << 8).next(),
+            Kinds::Dense => number + 1,
+            Kinds::Strided(shift) => (number + 1) << shift,
+            Kinds::SameLow => spread << 32 | 0x1234_5678,
+            Kinds::SameHigh => 0x1234_5678 << 32 | spread,
+        };
+        hash as i64
+    }
+}
+
+/// A session that one to three workers hold.
+#[derive(Debug, Clone)]
+pub(crate) struct Session {
+    pub(crate) workers: Vec<usize>,
+    pub(crate) chain: Vec<i64>,
+}
+
+/// Sessions that come and go over an index of steady size.
+#[derive(Debug, Clone)]
+pub(crate) struct Fleet {
+    seeded: Seeded,
+    workers: usize,
+    pub(crate) live: Vec<Session>,
+}
+
+impl Fleet {
+    /// Hashes of one report of a session's turn.
+    const TURN: usize = 32;
+
+    /// Sessions of 32 to 512 blocks, together at least `blocks`, stored turn by turn.
+    pub(crate) fn new(seed: u64, workers: usize, blocks: usize, index: &Index) -> Fleet {
+        let mut fleet = Fleet { seeded: Seeded::new(seed), workers, live: Vec::new() };
+        while fleet.blocks() < blocks {
+            let session = fleet.session();
+            store(index, &session);
+            fleet.live.push(session);
+        }
+        fleet
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.live.iter().map(|session| session.chain.len()).sum()
+    }
+
+    fn session(&mut self) -> Session {
+        let turns = 1 + self.seeded.below(16);
+        let first = self.seeded.below(self.workers);
+        let holders = 1 + self.seeded.below(3);
+        Session {
+            workers: (0..holders).map(|place| (first + place) % self.workers).collect(),
+            chain: self.seeded.chain(turns * Self::TURN),
+        }
+    }
+
+    /// Evicts random sessions tail first, block by block, and stores new ones in
+    /// their place, until a `tenths` part of the blocks is of new sessions.
+    pub(crate) fn churn(&mut self, index: &Index, tenths: usize) {
+        let mut old = self.live.len();
+        let kept = old * (10 - tenths) / 10;
+        while old > kept {
+            let place = self.seeded.below(old);
+            old -= 1;
+            self.live.swap(place, old);
+            evict(index, &self.live[old]);
+            let session = self.session();
+            store(index, &session);
+            self.live[old] = session;
+        }
+    }
+
+    /// An index that holds the same and has no past.
+    pub(crate) fn fresh(&self) -> Index {
+        let index = Index::new();
+        for session in &self.live {
+            store(&index, session);
+        }
+        index
+    }
+}
+
+fn store(index: &Index, session: &Session) {
+    for turn in session.chain.chunks(Fleet::TURN) {
+        for worker in &session.workers {
+            report(index, *worker, turn, PLAIN);
+        }
+    }
+}
+
+fn evict(index: &Index, session: &Session) {
+    let backwards: Vec<i64> = session.chain.iter().rev().copied().collect();
+    for leaves in backwards.chunks(8) {
+        for worker in &session.workers {
+            revoke(index, *worker, leaves);
+        }
+    }
+}
+
 /// Fills `index` with a workload.
 pub(crate) fn fill(index: &Index, workload: &Workload, placement: Placement) {
     for store in &workload.stores {
