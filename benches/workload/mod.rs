@@ -6,7 +6,10 @@
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
+pub(crate) mod base;
+
 use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, Index, PackedHashes, Tier};
+use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 
 /// Hashes of one report: what the contract allows in one call.
 pub(crate) const REPORT_HASHES: usize = 16_384;
@@ -398,6 +401,43 @@ fn evict(index: &Index, session: &Session) {
     for leaves in backwards.chunks(8) {
         for worker in &session.workers {
             revoke(index, *worker, leaves);
+        }
+    }
+}
+
+/// Worker number and leading blocks of each match of `prompt`, in the order of [`base::Base::prefix`].
+pub(crate) fn answer(index: &Index, prompt: &[i64]) -> Vec<(u32, u32)> {
+    let packed = PackedHashes::pack(prompt);
+    let view = index.read();
+    let labels = view.labels();
+    let mut scratch = PrefixScratch::default();
+    prefix(&view, PackedHashes::new(&packed).expect("packed"), &mut scratch);
+    let number = |name: &str| name.rsplit('-').next().and_then(|digits| digits.parse().ok());
+    let mut rows: Vec<(u32, u32)> = scratch
+        .matches()
+        .iter()
+        .map(|row| {
+            let label = labels.get(row.worker).expect("a worker of this view");
+            (number(label.id()).expect("a name of worker_name"), row.blocks)
+        })
+        .collect();
+    rows.sort_unstable_by_key(|(worker, blocks)| (u32::MAX - blocks, *worker));
+    rows
+}
+
+/// Lets branches come and go all over the only prompt of a filled workload:
+/// each store's worker stores 32 blocks of its own, and loses them and the last
+/// 32 blocks of the chain, which it then stores again.
+pub(crate) fn branch(index: &Index, workload: &Workload, seed: u64) {
+    let mut seeded = Seeded::new(seed);
+    for _ in 0..4 {
+        for store in &workload.stores {
+            let branch = seeded.chain(32);
+            let tail = &store.hashes[store.hashes.len().saturating_sub(32)..];
+            report(index, store.worker, &branch, PLAIN);
+            revoke(index, store.worker, &branch);
+            revoke(index, store.worker, &tail.iter().rev().copied().collect::<Vec<i64>>());
+            report(index, store.worker, tail, PLAIN);
         }
     }
 }
