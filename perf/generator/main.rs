@@ -35,10 +35,13 @@ use raw::RawCodec;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Calls of an open loop that may wait for answers at once; more are counted as not sent.
-const OUTSTANDING_MAX: usize = 10_000;
+const OUTSTANDING_MAX: usize = 1_000;
 
 /// Latencies above this count as this.
 const LATENCY_MAX: Duration = Duration::from_secs(60);
+
+/// What the runtime's timer is good for.
+const TIMER: Duration = Duration::from_millis(1);
 
 /// How long answers are waited for after the last call of an open loop.
 const DRAIN_MAX: Duration = Duration::from_secs(10);
@@ -156,9 +159,10 @@ async fn run(mode: Mode, arguments: &ArgMatches) -> Result<(), Box<dyn Error>> {
         let before = processor_time(pid);
         let start = Instant::now();
         if rate > 0.0 {
-            open(&load, rate, seconds).await
+            // As a task: outside of one it would take a thread of its own, and the processor from the tasks.
+            tokio::spawn(open(Arc::clone(&load), rate, seconds)).await?;
         } else {
-            closed(&load, in_flight, seconds).await
+            closed(&load, in_flight, seconds).await;
         }
         if phase {
             print(&load.tallies.lock(), start.elapsed(), processor_time(pid).saturating_sub(before));
@@ -261,34 +265,56 @@ async fn closed(load: &Arc<Load>, in_flight: usize, time: Duration) {
     }
 }
 
-async fn open(load: &Arc<Load>, rate: f64, time: Duration) {
-    let runtime = tokio::runtime::Handle::current();
-    let pacer = {
-        let load = Arc::clone(load);
-        // A thread of its own: the runtime's timer is no finer than a millisecond.
-        std::thread::spawn(move || {
-            let start = Instant::now();
-            for number in 0..(time.as_secs_f64() * rate) as usize {
-                let due = start + Duration::from_secs_f64(number as f64 / rate);
-                std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                if load.outstanding.load(Ordering::Relaxed) >= OUTSTANDING_MAX {
-                    load.count(load.plan.call(number).kind, Err("not sent".to_owned()));
-                    continue;
-                }
-                load.outstanding.fetch_add(1, Ordering::Relaxed);
-                let load = Arc::clone(&load);
-                runtime.spawn(async move {
-                    load.measure(number, due).await;
-                    load.outstanding.fetch_sub(1, Ordering::Release);
-                });
-            }
-        })
-    };
-    tokio::task::spawn_blocking(move || pacer.join()).await.expect("not cancelled").expect("the pacer ends");
+async fn open(load: Arc<Load>, rate: f64, time: Duration) {
+    let start = Instant::now();
+    let calls = (time.as_secs_f64() * rate) as usize;
+    let mut due = start;
+    let mut number = 0;
+    while number < calls {
+        wait_until(due).await;
+        // All that are due by now at once, so that being late costs no more than it must.
+        let now = Instant::now();
+        while number < calls && due <= now {
+            spawn(&load, number, due);
+            number += 1;
+            due = start + Duration::from_secs_f64(number as f64 / rate);
+        }
+    }
     let end = Instant::now() + DRAIN_MAX;
     // Acquire pairs with the calls' release, so that what they counted is seen.
     while load.outstanding.load(Ordering::Acquire) > 0 && Instant::now() < end {
         tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Sends a call of an open loop, unless too many wait for answers.
+fn spawn(load: &Arc<Load>, number: usize, due: Instant) {
+    if load.outstanding.load(Ordering::Relaxed) >= OUTSTANDING_MAX {
+        load.count(load.plan.call(number).kind, Err("not sent".to_owned()));
+        return;
+    }
+    load.outstanding.fetch_add(1, Ordering::Relaxed);
+    let load = Arc::clone(load);
+    tokio::spawn(async move {
+        load.measure(number, due).await;
+        load.outstanding.fetch_sub(1, Ordering::Release);
+    });
+}
+
+/// Lets other tasks run until then. The runtime's timer is no finer than a
+/// millisecond, so what is left after it is spent going around: an open loop
+/// wants a processor of its own.
+async fn wait_until(due: Instant) {
+    let left = due.saturating_duration_since(Instant::now());
+    if left > 2 * TIMER {
+        tokio::time::sleep(left - 2 * TIMER).await;
+    }
+    // Once even if it is late: others have to run to catch up.
+    loop {
+        tokio::task::yield_now().await;
+        if Instant::now() >= due {
+            return;
+        }
     }
 }
 
