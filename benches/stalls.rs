@@ -59,7 +59,7 @@ fn grow(blocks: usize) {
     let mut stored = 0;
     let mut next = 65_536;
     while stored < blocks {
-        let batch = Prepared::report(stored % 64, &seeded.chain(REPORT_HASHES), PLAIN);
+        let batch = Prepared::report(stored / REPORT_HASHES % 64, &seeded.chain(REPORT_HASHES), PLAIN);
         longest.time(|| batch.apply(&index));
         stored += REPORT_HASHES;
         if stored >= next.min(blocks) {
