@@ -28,6 +28,7 @@
 
 mod apply;
 mod audit;
+mod bits;
 mod blocks;
 mod hashes;
 mod ids;

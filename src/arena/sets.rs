@@ -84,6 +84,12 @@ impl Entry {
         (self.key & 1) as usize
     }
 
+    /// Whether it is about the same workers' word, tier, generation and mask.
+    #[inline]
+    pub(crate) fn same_place(self, other: Entry) -> bool {
+        (self.key, self.mask) == (other.key, other.mask)
+    }
+
     #[inline]
     pub(crate) fn mask(self) -> u32 {
         self.mask

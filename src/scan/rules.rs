@@ -94,6 +94,8 @@ pub(super) struct Candidates {
     needs_components: bool,
     needs_tokens: bool,
     any_failed: bool,
+    /// Number of words with anybody whose answer is open.
+    open: usize,
     /// In the order in which prefixes ended, later workers first: `rank` turns it round.
     matches: Vec<PrefixMatch>,
 }
@@ -123,6 +125,7 @@ impl Candidates {
         self.needs_components = false;
         self.needs_tokens = false;
         self.any_failed = false;
+        self.open = 0;
     }
 
     /// Whether tokens matter to any candidate.
@@ -152,31 +155,59 @@ impl Candidates {
             let at_head = Boundary { swa_from: 0, swa_at_head: true, best: 0 };
             self.boundaries.resize(self.words.len() * 64, at_head);
         }
-        !self.words.is_empty()
+        self.open = self.words.len();
+        self.open > 0
     }
 
-    /// Goes over to blocks with another set, from position `at` on, with `tokens` before it.
+    /// Goes over from blocks with the set `left` to blocks with the set `entered`.
     ///
-    /// Says whether anything after this position can still change the answer.
-    pub(super) fn step(&mut self, view: &ReadView, entries: &[Entry], at: usize, tokens: u64) -> bool {
-        let mut rest = entries;
-        let mut open = 0;
-        for place in (0..self.words.len()).rev() {
-            let word = self.words[place];
-            let above = rest.iter().rev().take_while(|entry| entry.word() > word.number).count();
-            rest = &rest[..rest.len() - above];
-            let here = rest.iter().rev().take_while(|entry| entry.word() == word.number).count();
-            let (left, entries) = rest.split_at(rest.len() - here);
-            rest = left;
-            let verdict = Verdict::of(&view.fleet()[word.number], entries);
-            open |= self.step_word(view, place, verdict, at, tokens);
+    /// They meet at position `at`, with `tokens` before it. Says whether anything
+    /// from there on can still change the answer.
+    pub(super) fn step(
+        &mut self,
+        view: &ReadView,
+        left: &[Entry],
+        entered: &[Entry],
+        at: usize,
+        tokens: u64,
+    ) -> bool {
+        if left.len() == entered.len() && left.len() == self.words.len() {
+            // Mostly a word or two differ, and each word has one entry in both.
+            let mut alike = true;
+            for place in (0..entered.len()).rev() {
+                let (old, new) = (left[place], entered[place]);
+                if old == new {
+                    continue;
+                }
+                if !old.same_place(new) || new.word() != self.words[place].number || !single(entered, place) {
+                    alike = false;
+                    break;
+                }
+                let verdict = Verdict::of(&view.fleet()[new.word()], &entered[place..=place]);
+                self.step_word(view, place, verdict, at, tokens);
+            }
+            if alike {
+                return self.open > 0;
+            }
         }
-        open != 0
+        // Steps are idempotent, so it does no harm that some words were stepped already.
+        let mut rest = entered;
+        for place in (0..self.words.len()).rev() {
+            let number = self.words[place].number;
+            let above = rest.iter().rev().take_while(|entry| entry.word() > number).count();
+            rest = &rest[..rest.len() - above];
+            let here = rest.iter().rev().take_while(|entry| entry.word() == number).count();
+            let (below, entries) = rest.split_at(rest.len() - here);
+            rest = below;
+            let verdict = Verdict::of(&view.fleet()[number], entries);
+            self.step_word(view, place, verdict, at, tokens);
+        }
+        self.open > 0
     }
 
-    /// The step for one word; gives the workers whose answer is open.
+    /// The step for one word.
     #[inline]
-    fn step_word(&mut self, view: &ReadView, place: usize, verdict: Verdict, at: usize, tokens: u64) -> u64 {
+    fn step_word(&mut self, view: &ReadView, place: usize, verdict: Verdict, at: usize, tokens: u64) {
         let word = self.words[place];
         let failed = word.failed | verdict.fails & word.watched;
         let ended = word.growing & !verdict.grows & !failed;
@@ -201,7 +232,9 @@ impl Candidates {
         if ended != 0 {
             self.emit(view, place, ended, at);
         }
-        growing | word.watched & !failed
+        let was_open = word.growing | word.watched & !word.failed != 0;
+        let is_open = growing | word.watched & !failed != 0;
+        self.open -= usize::from(was_open && !is_open);
     }
 
     /// Ends the request at position `at`, with `tokens` before it.
@@ -266,6 +299,13 @@ impl Candidates {
             self.matches.reverse();
         }
     }
+}
+
+/// Whether the entry at `place` is the only one of its word.
+fn single(entries: &[Entry], place: usize) -> bool {
+    let same_word = |other: Option<&Entry>| other.is_some_and(|other| other.word() == entries[place].word());
+    !same_word(entries.get(place + 1))
+        && !same_word(place.checked_sub(1).and_then(|before| entries.get(before)))
 }
 
 /// Workers that have each of the components that they need.
