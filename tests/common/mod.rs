@@ -3,3 +3,5 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part")]
 
 pub mod capture;
+pub mod publisher;
+pub mod server;
