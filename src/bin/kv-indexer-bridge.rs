@@ -1,3 +1,72 @@
-//! The bridge.
+//! `kv-indexer-bridge`: follows one engine's KV events and reports them to a server.
+//!
+//! Sets the allocator, logging, configuration and exit code; everything else is
+//! [`sgl_kv_indexer::bridge`]'s. Exits 0 when told to stop, 1 when the server
+//! refuses a batch for good, 2 on a bad setting.
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Command;
+use sgl_kv_indexer::bridge::config::{Config, TABLE};
+use sgl_kv_indexer::bridge::{self, RunError};
+use sgl_kv_indexer::settings::{Invocation, Settings};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let command = Command::new("kv-indexer-bridge")
+        .version(env!("CARGO_PKG_VERSION"))
+        .about("Follows one engine's KV cache events and reports them to a kv-indexer-server.");
+    let invocation = Settings::read(TABLE, command, std::env::args_os(), |name| std::env::var_os(name));
+    let config = match invocation {
+        Ok(Invocation::Run(settings)) => Config::read(&settings),
+        Ok(Invocation::Exit { text, code: 0 }) => {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Invocation::Exit { text, code }) => {
+            eprint!("{text}");
+            return ExitCode::from(code);
+        }
+        Err(error) => Err(error),
+    };
+    let config = match config {
+        Ok(config) => config,
+        Err(error) => {
+            eprintln!("kv-indexer-bridge: {error}");
+            return ExitCode::from(2);
+        }
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+
+    // Before anything is connected, so that no signal is missed.
+    let (mut terminate, mut interrupt) =
+        match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
+            (Ok(terminate), Ok(interrupt)) => (terminate, interrupt),
+            (Err(error), _) | (_, Err(error)) => {
+                eprintln!("kv-indexer-bridge: cannot wait for signals: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+    let shutdown = async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    match bridge::run(config, shutdown).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kv-indexer-bridge: {error}");
+            match error {
+                RunError::Server(_) => ExitCode::from(2),
+                RunError::Refused(_) => ExitCode::FAILURE,
+            }
+        }
+    }
+}

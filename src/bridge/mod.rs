@@ -1,1 +1,144 @@
 //! From an engine's event stream to a server.
+//!
+//! One loop per stream: the [`subscriber`] hands it messages, [`stream`] turns
+//! them into changes, [`chunker`] packs those into RPCs, and the sender has
+//! one RPC under way. While it is, arriving changes join the RPCs that wait, so a
+//! slow server gets fewer and fuller ones. All of it is one task: no lock, no
+//! queue between tasks, and order holds by construction.
+//!
+//! Bound: at most [`PENDING_BYTES_MAX`] of changes wait, beyond that the socket
+//! is not read until the server has taken some; one message, whose changes take
+//! at most [`CHANGE_BYTES_RATIO`] times its bytes, may pass it.
+
+mod backoff;
+pub mod chunker;
+pub mod config;
+pub mod event;
+mod framing;
+pub mod health;
+mod msgpack;
+mod sender;
+mod sequence;
+pub mod stream;
+mod subscriber;
+
+use std::fmt;
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+pub use self::sender::{Refused, ServerError};
+
+use self::chunker::Chunker;
+use self::config::Config;
+use self::sender::Sender;
+use self::stream::Stream;
+use self::subscriber::{Signal, Subscriber};
+
+/// Most bytes of changes that wait for the server before the socket is left
+/// unread: four million blocks, more than one engine holds.
+pub const PENDING_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Most bytes of changes per byte of a message: a hash of one byte waits as 16.
+pub const CHANGE_BYTES_RATIO: usize = 16;
+
+/// Longest that a stopping bridge goes on sending what it has received.
+pub const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+/// Why a bridge stopped by itself.
+#[derive(Debug)]
+pub enum RunError {
+    /// The server's address cannot be used.
+    Server(ServerError),
+    /// The server refused a batch for good.
+    Refused(Refused),
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Server(error) => error.fmt(f),
+            RunError::Refused(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
+
+impl From<ServerError> for RunError {
+    fn from(error: ServerError) -> Self {
+        RunError::Server(error)
+    }
+}
+
+impl From<Refused> for RunError {
+    fn from(error: Refused) -> Self {
+        RunError::Refused(error)
+    }
+}
+
+/// Follows a stream until `shutdown` is done, then sends what has been received
+/// for at most [`DRAIN_MAX`].
+///
+/// # Errors
+/// The server's address cannot be used, or the server refused a batch for good.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    let mut sender = Sender::new(&config)?;
+    let mut stream = Stream::new(config.source.topic.clone(), config.clear_tiers.clone());
+    let mut subscriber = Subscriber::new(config.source.clone());
+    let mut changes = Chunker::default();
+    let mut in_flight: Option<Sending> = None;
+    let mut shutdown = pin!(shutdown);
+    info!(
+        worker = config.worker_id,
+        source = config.source.endpoint,
+        server = config.server,
+        "bridge starts"
+    );
+    loop {
+        if in_flight.is_none() {
+            in_flight = changes.pop().map(|actions| Box::pin(sender.send(actions)) as Sending);
+        }
+        tokio::select! {
+            biased;
+            () = &mut shutdown => break,
+            sent = finish(&mut in_flight), if in_flight.is_some() => sent?,
+            signal = subscriber.next(), if changes.bytes() < PENDING_BYTES_MAX => match signal {
+                Signal::Connected => info!(worker = config.worker_id, "connected to the publisher"),
+                Signal::Disconnected => {
+                    stream.disconnected();
+                    let last = stream.last_sequence();
+                    warn!(worker = config.worker_id, last, "lost the publisher: {}", stream.health());
+                }
+                Signal::Message(frames) => stream.message(&frames, &mut changes),
+            },
+        }
+    }
+    drop(subscriber);
+    let drained = tokio::time::timeout(DRAIN_MAX, async {
+        finish(&mut in_flight).await?;
+        while let Some(actions) = changes.pop() {
+            sender.send(actions).await?;
+        }
+        Ok::<(), Refused>(())
+    });
+    match drained.await {
+        Ok(sent) => sent?,
+        Err(_) => {
+            warn!(worker = config.worker_id, "stopped before the server took everything that was received")
+        }
+    }
+    info!(worker = config.worker_id, last = stream.last_sequence(), "bridge stops: {}", stream.health());
+    Ok(())
+}
+
+type Sending = Pin<Box<dyn Future<Output = Result<(), Refused>> + Send>>;
+
+/// Waits for the RPC under way, if any, and forgets it. Cancelling loses nothing.
+async fn finish(in_flight: &mut Option<Sending>) -> Result<(), Refused> {
+    let Some(sending) = in_flight else { return Ok(()) };
+    let sent = sending.await;
+    *in_flight = None;
+    sent
+}
