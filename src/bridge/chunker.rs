@@ -13,11 +13,13 @@ use std::collections::VecDeque;
 use crate::limits;
 use crate::pb::{ExternalKvAction, ExternalKvActionType as Type, TierType as Tier};
 
-/// Bytes that a waiting hash takes at most: itself, its mask and its size.
-const HASH_BYTES: usize = 16;
+/// Bytes that a waiting hash takes at most: itself, its mask and its size, twice,
+/// as a column that grew may have room for as much again.
+pub(super) const HASH_BYTES: usize = 2 * 16;
 
-/// Bytes that a waiting action takes beside its hashes.
-const ACTION_BYTES: usize = size_of::<ExternalKvAction>();
+/// Bytes that a waiting action takes beside its hashes, likewise; a column that
+/// holds one entry has room for four.
+pub(super) const ACTION_BYTES: usize = 2 * size_of::<ExternalKvAction>() + 4 * HASH_BYTES;
 
 /// Packs changes into RPCs.
 #[derive(Debug)]

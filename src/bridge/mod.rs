@@ -1,6 +1,6 @@
 //! From an engine's event stream to a server.
 //!
-//! One loop per stream: the [`subscriber`] hands it messages, [`stream`] turns
+//! One loop per stream: the subscriber hands it messages, [`stream`] turns
 //! them into changes, [`chunker`] packs those into RPCs, and the sender has
 //! one RPC under way. While it is, arriving changes join the RPCs that wait, so a
 //! slow server gets fewer and fuller ones. All of it is one task: no lock, no
@@ -37,11 +37,14 @@ use self::stream::Stream;
 use self::subscriber::{Signal, Subscriber};
 
 /// Most bytes of changes that wait for the server before the socket is left
-/// unread: four million blocks, more than one engine holds.
+/// unread: two million blocks, more than most engines hold.
 pub const PENDING_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Most bytes of changes per byte of a message: a hash of one byte waits as 16.
-pub const CHANGE_BYTES_RATIO: usize = 16;
+/// Most bytes of changes per byte of a message. The worst is a clear, of 18 bytes
+/// on the wire and one action per tier; engines' stores stay under 4.
+pub const CHANGE_BYTES_RATIO: usize = 48;
+const _: () = assert!(3 * chunker::ACTION_BYTES <= 18 * CHANGE_BYTES_RATIO);
+const _: () = assert!(chunker::HASH_BYTES <= CHANGE_BYTES_RATIO);
 
 /// Longest that a stopping bridge goes on sending what it has received.
 pub const DRAIN_MAX: Duration = Duration::from_secs(5);

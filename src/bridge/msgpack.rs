@@ -40,23 +40,23 @@ impl<'p> Cursor<'p> {
 
     /// Enters an array and returns its length; `None` when the value is none.
     pub(super) fn array(&mut self) -> Result<Option<u32>, Malformed> {
-        self.header(|ahead| decode::read_array_len(ahead))
+        self.header(decode::read_array_len)
     }
 
     /// Enters a map and returns its number of pairs; `None` when the value is none.
     pub(super) fn map(&mut self) -> Result<Option<u32>, Malformed> {
-        self.header(|ahead| decode::read_map_len(ahead))
+        self.header(decode::read_map_len)
     }
 
     /// Reads a string's bytes; `None` when the value is none.
     pub(super) fn string(&mut self) -> Result<Option<&'p [u8]>, Malformed> {
-        let length = self.header(|ahead| decode::read_str_len(ahead))?;
+        let length = self.header(decode::read_str_len)?;
         length.map(|length| self.take(length as usize)).transpose()
     }
 
     /// Reads a byte string; `None` when the value is none.
     pub(super) fn bytes(&mut self) -> Result<Option<&'p [u8]>, Malformed> {
-        let length = self.header(|ahead| decode::read_bin_len(ahead))?;
+        let length = self.header(decode::read_bin_len)?;
         length.map(|length| self.take(length as usize)).transpose()
     }
 

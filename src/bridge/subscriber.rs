@@ -9,9 +9,9 @@
 //!   one partly received message and a read buffer of 64 KiB. A bridge that stops
 //!   reading fills the kernel's buffers and then the publisher's queue, which
 //!   drops messages past its mark and never blocks the engine.
-//! - A frame may be of any length, and the reader reserves what a header declares.
-//!   So the largest message is the publisher's choice: the bridge trusts it to be
-//!   an engine.
+//! - A message may have any number of frames of any length, and the reader
+//!   reserves what a header declares: one of 2^62 bytes aborts the process. So the
+//!   bridge trusts its publisher to be an engine.
 //! - `recv` does not tell of a lost connection; the monitor does, always before
 //!   a message of the next connection, since the end of one is read by the same
 //!   poll. The crate then reconnects by itself after 100 ms to 30 s, untold, so
