@@ -278,6 +278,13 @@ impl Blocks {
         self.chunk(block).sets[block.slot()]
     }
 
+    /// The sets of a stretch's slots.
+    #[inline]
+    pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
+        let slot = stretch.first.slot();
+        &self.chunk(stretch.first).sets[slot..slot + stretch.blocks]
+    }
+
     /// The block's length in tokens, 0 if unknown.
     pub(crate) fn tokens(&self, block: BlockId) -> u32 {
         match &self.chunk(block).tokens {

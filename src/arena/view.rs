@@ -119,6 +119,12 @@ impl ReadView {
         self.arena.blocks.set(block)
     }
 
+    /// The sets of a stretch's slots.
+    #[inline]
+    pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
+        self.arena.blocks.sets_of(stretch)
+    }
+
     #[inline]
     pub(crate) fn entries(&self, set: SetId) -> &[Entry] {
         self.arena.sets.entries(set)

@@ -32,7 +32,7 @@
 //! whether it has SWA or Mamba there, are three words made from them by and, or
 //! and not. A worker costs time only where one of its bits changes. That is why
 //! a run held by 256 workers costs four words, and a set that differs from the
-//! one before by one worker costs four words and that worker. See [`rules`].
+//! one before by one worker costs four words and that worker. See `rules`.
 //!
 //! The scan stops where the answer is settled: nobody's prefix grows any more
 //! and no worker without a spec may still fail closed.
@@ -42,7 +42,7 @@ pub mod lookup;
 pub mod naive;
 mod rules;
 
-use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Stretch, WorkerId};
+use crate::arena::{BlockId, Entry, PackedHashes, ReadView, SetId, Stretch, WorkerId};
 
 use rules::Candidates;
 
@@ -86,13 +86,14 @@ pub fn prefix(view: &ReadView, hashes: PackedHashes<'_>, scratch: &mut PrefixScr
 }
 
 /// How far a scan has come.
-struct Position {
+struct Position<'a> {
     /// Blocks of the request that have been looked at.
     at: usize,
     /// Tokens of these, counted only while a candidate's rule asks for them.
     tokens: u64,
-    /// Placement set of the last of them.
+    /// Placement set of the last of them, and its entries.
     set: SetId,
+    entries: &'a [Entry],
 }
 
 /// What a walk along a stretch ended with.
@@ -108,8 +109,9 @@ enum Walk {
 fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usize {
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut block) = find(view, *first) else { return 1 };
-    let mut position = Position { at: 0, tokens: 0, set: view.set(block) };
-    if !candidates.begin(view, view.entries(position.set)) {
+    let set = view.set(block);
+    let mut position = Position { at: 0, tokens: 0, set, entries: view.entries(set) };
+    if !candidates.begin(view, position.entries) {
         return 1;
     }
     loop {
@@ -148,12 +150,12 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usi
 
 /// Compares a stretch with the request from the current position on and walks along what is equal.
 #[inline]
-fn compare(
-    view: &ReadView,
+fn compare<'a>(
+    view: &'a ReadView,
     stretch: Stretch,
     hashes: &[[u8; 8]],
     candidates: &mut Candidates,
-    position: &mut Position,
+    position: &mut Position<'a>,
 ) -> Walk {
     let column = &view.hashes_from(stretch.first)[..stretch.blocks];
     let hashes = &hashes[position.at..position.at + stretch.blocks];
@@ -173,36 +175,47 @@ fn compare(
 
 /// Takes the candidates along a stretch that equals the request, run by run.
 #[inline]
-fn walk(view: &ReadView, stretch: Stretch, candidates: &mut Candidates, position: &mut Position) -> Walk {
-    let mut block = stretch.first;
-    let mut left = stretch.blocks;
-    while left > 0 {
-        let set = view.set(block);
+fn walk<'a>(
+    view: &'a ReadView,
+    stretch: Stretch,
+    candidates: &mut Candidates,
+    position: &mut Position<'a>,
+) -> Walk {
+    let sets = view.sets_of(stretch);
+    let mut place = 0;
+    while place < sets.len() {
+        let set = sets[place];
         if set == SetId::EMPTY {
             return Walk::Free;
         }
         if !enter(view, set, candidates, position) {
             return Walk::Settled;
         }
-        let run = view.same_set(block, left);
+        let first = BlockId(stretch.first.0 + place as u32);
+        let run = view.same_set(first, sets.len() - place);
         if candidates.weigh_tokens() {
-            position.tokens += view.tokens_of(Stretch { first: block, blocks: run });
+            position.tokens += view.tokens_of(Stretch { first, blocks: run });
         }
         position.at += run;
-        left -= run;
-        block = BlockId(block.0.wrapping_add(run as u32));
+        place += run;
     }
     Walk::Through
 }
 
 /// Enters blocks with this set; says whether anything from here on can change the answer.
 #[inline]
-fn enter(view: &ReadView, set: SetId, candidates: &mut Candidates, position: &mut Position) -> bool {
+fn enter<'a>(
+    view: &'a ReadView,
+    set: SetId,
+    candidates: &mut Candidates,
+    position: &mut Position<'a>,
+) -> bool {
     if set == position.set {
         return true;
     }
-    let left = view.entries(std::mem::replace(&mut position.set, set));
-    candidates.step(view, left, view.entries(set), position.at, position.tokens)
+    position.set = set;
+    let left = std::mem::replace(&mut position.entries, view.entries(set));
+    candidates.step(view, left, position.entries, position.at, position.tokens)
 }
 
 fn find(view: &ReadView, hash: [u8; 8]) -> Option<BlockId> {
