@@ -8,7 +8,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, PackedHashes, Tier};
+use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, PackedHashes, Tier, Tuning};
 
 /// What hashes the blocks of a chain have.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +208,7 @@ pub(crate) struct Step {
 /// What stays the same while operations run.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
+    pub(crate) tuning: Tuning,
     pub(crate) pool: Pool,
     pub(crate) workers: u32,
     /// Usual specs, dealt out to workers in turn.
@@ -269,6 +270,11 @@ impl OwnedBatch {
 }
 
 impl World {
+    /// Whether the index can be audited after every step; an audit visits every slot of a chunk.
+    pub(crate) fn audits_are_cheap(&self) -> bool {
+        self.tuning.chunk_slots <= 1_024
+    }
+
     pub(crate) fn hashes(&self, blocks: &[Stretch]) -> Vec<i64> {
         blocks.iter().flat_map(|stretch| stretch.places()).map(|place| self.pool.hash(place)).collect()
     }
@@ -495,10 +501,28 @@ pub(crate) fn step(sizes: Sizes) -> impl Strategy<Value = Step> {
     (operation(sizes), vec(prompt(sizes), 1..4)).prop_map(|(operation, prompts)| Step { operation, prompts })
 }
 
+/// The index as it ships, and settings under which its luck runs out.
+pub(crate) fn tuning() -> impl Strategy<Value = Tuning> {
+    let usual = Tuning::default();
+    let tiny = Tuning { chunk_slots: 1, segment_bits: 0, ..usual };
+    let small = Tuning { chunk_slots: 7, segment_bits: 1, ..usual };
+    let scattered = Tuning { scattered: true, ..usual };
+    let colliding = Tuning { colliding: true, ..usual };
+    let all = Tuning { chunk_slots: 64, segment_bits: 0, scattered: true, colliding: true };
+    // Chunks of the usual kind, but so short that checking all slots after each step is cheap.
+    let short = Tuning { chunk_slots: 512, ..usual };
+    prop_oneof![
+        3 => Just(short),
+        1 => Just(usual),
+        1 => Just(tiny),
+        2 => Just(small),
+        1 => Just(scattered),
+        1 => Just(colliding),
+        1 => Just(all),
+    ]
+}
+
 pub(crate) fn world(workers: u32) -> impl Strategy<Value = World> {
-    (proptest::sample::select(&Pool::ALL[..]), vec(spec(), 1..5)).prop_map(move |(pool, specs)| World {
-        pool,
-        workers,
-        specs,
-    })
+    (tuning(), proptest::sample::select(&Pool::ALL[..]), vec(spec(), 1..5))
+        .prop_map(move |(tuning, pool, specs)| World { tuning, pool, workers, specs })
 }

@@ -9,7 +9,7 @@ use crate::pair::Pair;
 
 /// Cases of a property, unless `PROPTEST_CASES` says otherwise; `share` is its part of the whole in percent.
 fn cases(share: u32) -> Config {
-    const CASES: u32 = 200;
+    const CASES: u32 = 400;
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
         config.cases = CASES * share / 100;
@@ -22,12 +22,12 @@ fn history(sizes: Sizes, steps: usize) -> impl Strategy<Value = (World, Vec<Step
 }
 
 fn check(world: &World, steps: &[Step]) -> Result<(), TestCaseError> {
-    let mut pair = Pair::default();
+    let mut pair = Pair::new(world.tuning);
     for (place, step) in steps.iter().enumerate() {
         pair.step(world, step)
             .map_err(|difference| TestCaseError::fail(format!("after step {place}: {difference}")))?;
     }
-    Ok(())
+    pair.audit().map_err(TestCaseError::fail)
 }
 
 /// So few blocks that every operation meets the last one's.
@@ -58,7 +58,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(12))]
+    #![proptest_config(cases(25))]
 
     #[test]
     fn seventy_workers((world, steps) in history(SEVENTY, 30)) {
@@ -67,7 +67,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(cases(8))]
+    #![proptest_config(cases(15))]
 
     #[test]
     fn a_hundred_and_fifty_workers((world, steps) in history(HUNDREDS, 20)) {

@@ -21,7 +21,7 @@ fn walk(seed: u8) -> Checked {
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let world = draw(&mut runner, &world(SIZES.workers));
     let (operations, prompts) = (operation(SIZES), prompt(SIZES));
-    let mut pair = Pair::default();
+    let mut pair = Pair::new(world.tuning);
     for done in 1..=OPERATIONS {
         let operation = draw(&mut runner, &operations);
         pair.run(&world, &operation).map_err(|difference| format!("at {done}: {difference}"))?;
