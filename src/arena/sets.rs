@@ -44,7 +44,7 @@ pub(crate) struct Holder {
 impl Holder {
     pub(crate) fn new(worker: WorkerId, tier: Tier, generation: usize) -> Self {
         let place = (tier.index() << 1 | generation) as u32;
-        Holder { key: worker.0 / 64 << 3 | place, bit: worker.0 % 64 }
+        Holder { key: ((worker.0 / 64) << 3) | place, bit: worker.0 % 64 }
     }
 
     fn bits(self) -> u64 {
