@@ -390,6 +390,11 @@ fn stretch(sizes: Sizes) -> impl Strategy<Value = Stretch> {
     })
 }
 
+/// For how many blocks in a row a value stays: a few, or more than are compared at once.
+fn run() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => 1u32..9, 1 => 9u32..600]
+}
+
 fn masks() -> impl Strategy<Value = Values> {
     let mask = prop_oneof![
         4 => 0u32..8,
@@ -400,7 +405,7 @@ fn masks() -> impl Strategy<Value = Values> {
     prop_oneof![
         6 => Just(Values::Fitting),
         1 => Just(Values::Absent),
-        3 => vec((mask, 1u32..9), 1..4).prop_map(Values::Stretches),
+        3 => vec((mask, run()), 1..4).prop_map(Values::Stretches),
     ]
 }
 
@@ -409,7 +414,7 @@ fn tokens() -> impl Strategy<Value = Values> {
     prop_oneof![
         3 => Just(Values::Fitting),
         2 => Just(Values::Absent),
-        2 => vec((size, 1u32..9), 1..4).prop_map(Values::Stretches),
+        2 => vec((size, run()), 1..4).prop_map(Values::Stretches),
     ]
 }
 
@@ -431,7 +436,8 @@ pub(crate) fn spec() -> impl Strategy<Value = Option<CacheSpec>> {
     ];
     let tiers = || prop_oneof![6 => Just(0b110u32), 2 => Just(0b010), 1 => 0u32..16, 1 => any::<u32>()];
     let version = prop_oneof![2 => Just(0u32), 8 => Just(1), 1 => Just(2)];
-    let window = prop_oneof![1 => Just(0u32), 2 => Just(1), 6 => 1u32..200, 1 => Just(u32::MAX)];
+    // Mostly what whole blocks of 16 tokens can just reach.
+    let window = prop_oneof![1 => Just(0u32), 2 => Just(1), 4 => 1u32..200, 6 => (1u32..9).prop_map(|blocks| blocks * 16), 1 => Just(u32::MAX)];
     let some = (version, components, window, tiers(), tiers(), tiers()).prop_map(
         |(version, components, swa_window_tokens, full_tier_mask, swa_tier_mask, mamba_tier_mask)| {
             Some(CacheSpec {

@@ -12,7 +12,7 @@ use crate::pair::{Checked, Pair};
 const SIZES: Sizes = Sizes { workers: 256, chain: 1_200, stretch: 100, fleet: 12 };
 const OPERATIONS: u32 = 5_000;
 /// Operations between two comparisons.
-const INTERVAL: u32 = 250;
+const INTERVAL: u32 = 500;
 /// Prompts of a comparison.
 const PROMPTS: u32 = 4;
 
