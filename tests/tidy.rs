@@ -55,7 +55,11 @@ fn imports_run_one_way() {
                 assert!(!code.contains(&format!("{name}::")), "{} uses the crate {name}", path.display());
             }
             for name in modules {
-                assert!(!code.contains(&format!("crate::{name}")), "{} uses the module {name}", path.display());
+                assert!(
+                    !code.contains(&format!("crate::{name}")),
+                    "{} uses the module {name}",
+                    path.display()
+                );
             }
             assert!(!code.contains("mimalloc"), "{}: allocators are the binaries' choice", path.display());
             assert!(!code.contains("std::env"), "{}: the library reads no environment", path.display());
