@@ -4,6 +4,7 @@
 //! [`sgl_kv_indexer::bridge`]'s. Exits 0 when told to stop, 1 when the server
 //! refuses a batch for good, 2 on a bad setting.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Command;
@@ -42,7 +43,8 @@ async fn main() -> ExitCode {
         }
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 
     // Before anything is connected, so that no signal is missed.
     let (mut terminate, mut interrupt) =

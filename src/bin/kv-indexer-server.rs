@@ -3,7 +3,7 @@
 //! Exits with 0 after a drain, 1 if the address cannot be listened on, 2 for a
 //! bad setting or flag.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -39,7 +39,8 @@ fn configure(settings: &Settings) -> Result<Config, SettingError> {
     let config = Config::from_settings(settings)?;
     let takes = "a level such as info, or a list of target=level";
     let filter = settings.parse(&LOG_FILTER, takes, |text| EnvFilter::try_new(text).ok())?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
     Ok(config)
 }
 
