@@ -6,6 +6,8 @@
 
 #![allow(dead_code, reason = "each bench uses a part")]
 
+pub(crate) mod base;
+
 use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, Index, PackedHashes, Tier};
 
 /// Hashes of one report: what the contract allows in one call.
