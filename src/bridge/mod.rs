@@ -21,6 +21,7 @@ mod sender;
 mod sequence;
 pub mod stream;
 mod subscriber;
+pub mod zmtp;
 
 use std::fmt;
 use std::pin::{Pin, pin};

@@ -1,39 +1,30 @@
-//! The ZeroMQ socket: messages in, with word of every connection made and lost.
+//! The event socket: messages in, with word of every connection made and lost.
 //!
 //! It knows no batch and no event. It connects to the publisher, or binds where
 //! the publisher is the one that connects, and keeps doing so with a growing wait.
 //!
-//! What the `zeromq` crate does, and what follows for this file:
+//! It holds one partly received message and no queue. A bridge that stops reading
+//! fills the kernel's buffers and then the publisher's queue, which drops messages
+//! past its mark and never blocks the engine.
 //!
-//! - A SUB socket reads from TCP only when polled. It holds no queue of messages,
-//!   one partly received message and a read buffer of 64 KiB. A bridge that stops
-//!   reading fills the kernel's buffers and then the publisher's queue, which
-//!   drops messages past its mark and never blocks the engine.
-//! - A message may have any number of frames of any length, and the reader
-//!   reserves what a header declares: one of 2^62 bytes aborts the process. So the
-//!   bridge trusts its publisher to be an engine.
-//! - `recv` does not tell of a lost connection; the monitor does, always before
-//!   a message of the next connection, since the end of one is read by the same
-//!   poll. The crate then reconnects by itself after 100 ms to 30 s, untold, so
-//!   the socket is dropped at once and opened anew by this file's rule.
-//! - Within one attempt the crate retries a refused connection by itself, from
-//!   50 ms on; so an attempt lasts as long as the wait it is part of.
-//! - No heartbeat, no TCP keep-alive and no access to the TCP socket: a peer that
-//!   vanishes without a word is not noticed. A peer that sends the heartbeat of
-//!   ZMTP 3.1 is dropped, as the crate speaks 3.0.
+//! Where it binds, the newest publisher counts: the one before may have vanished
+//! without a word, and a stream has one publisher. A peer that is no publisher
+//! never takes its place.
 
 use std::pin::Pin;
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::StreamExt;
-use futures::channel::mpsc::Receiver;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use tracing::{debug, warn};
-use zeromq::{Socket, SocketEvent, SocketOptions, SocketRecv, SubSocket, ZmqError};
 
 use super::backoff::Backoff;
 use super::config::Source;
 use super::health::is_loud;
+use super::zmtp::{self, Connection, Listener, Role, ZmtpError};
+
+/// Longest that connecting and shaking hands may take.
+const OPEN_MAX: Duration = Duration::from_secs(5);
 
 /// What the socket has to tell.
 #[derive(Debug)]
@@ -46,6 +37,8 @@ pub(super) enum Signal {
     Message(Vec<Bytes>),
 }
 
+type Opening<T> = Pin<Box<dyn Future<Output = Result<T, ZmtpError>> + Send>>;
+
 /// A subscription that is kept up.
 pub(super) struct Subscriber {
     source: Source,
@@ -54,32 +47,19 @@ pub(super) struct Subscriber {
     state: State,
 }
 
-type Opening = Pin<Box<dyn Future<Output = Result<Open, OpenError>> + Send>>;
-
 /// Invariant: whatever is waited for is stored here, so that a cancelled `next` loses nothing.
 enum State {
     Waiting(Pin<Box<Sleep>>),
-    Opening { attempt: Opening, until: Instant },
-    Open(Box<Open>),
-}
-
-struct Open {
-    socket: SubSocket,
-    monitor: Receiver<SocketEvent>,
-    /// Whether the connection was told of: connecting makes one, binding none yet.
-    told: bool,
-}
-
-enum OpenError {
-    Socket(ZmqError),
-    TimedOut,
+    Connecting(Opening<Connection>),
+    Connected(Box<Connection>),
+    Binding(Opening<Listener>),
+    Bound(Box<Bound>),
 }
 
 impl Subscriber {
     pub(super) fn new(source: Source) -> Self {
-        let mut backoff = Backoff::default();
-        let state = State::opening(&source, &mut backoff);
-        Subscriber { source, backoff, failures: 0, state }
+        let state = State::opening(&source);
+        Subscriber { source, backoff: Backoff::default(), failures: 0, state }
     }
 
     /// The next signal. Cancelling it loses nothing.
@@ -88,104 +68,141 @@ impl Subscriber {
             match &mut self.state {
                 State::Waiting(wait) => {
                     wait.await;
-                    self.state = State::opening(&self.source, &mut self.backoff);
+                    self.state = State::opening(&self.source);
                 }
-                State::Opening { attempt, until } => match attempt.await {
-                    Ok(open) => self.state = State::Open(Box::new(open)),
-                    Err(error) => {
-                        let wait = tokio::time::sleep_until(*until);
-                        self.state = State::Waiting(Box::pin(wait));
-                        self.failures += 1;
-                        if is_loud(self.failures, 1) {
-                            self.warn(&error);
-                        }
+                State::Connecting(attempt) => match attempt.await {
+                    Ok(connection) => {
+                        self.state = State::Connected(Box::new(connection));
+                        return Signal::Connected;
                     }
+                    Err(error) => self.failed(&error),
                 },
-                State::Open(open) => match open.next(self.source.bind).await {
-                    Some(signal) => {
-                        if matches!(signal, Signal::Message(_)) {
-                            self.backoff = Backoff::default();
-                            self.failures = 0;
-                        }
-                        return signal;
+                State::Binding(attempt) => match attempt.await {
+                    Ok(listener) => {
+                        let endpoint = &self.source.endpoint;
+                        tracing::info!(endpoint, "waiting for the publisher to connect");
+                        let bound = Bound { listener, joining: None, publisher: None, untold: false };
+                        self.state = State::Bound(Box::new(bound));
                     }
-                    None => {
-                        let wait = tokio::time::sleep(self.backoff.wait());
-                        self.state = State::Waiting(Box::pin(wait));
+                    Err(error) => self.failed(&error),
+                },
+                State::Connected(connection) => match connection.recv().await {
+                    Ok(frames) => {
+                        self.backoff = Backoff::default();
+                        self.failures = 0;
+                        return Signal::Message(frames);
+                    }
+                    Err(error) => {
+                        debug!("the event socket failed: {error}");
+                        self.state = State::Waiting(Box::pin(tokio::time::sleep(self.backoff.wait())));
                         return Signal::Disconnected;
                     }
                 },
+                State::Bound(bound) => return bound.next(&role(&self.source)).await,
             }
         }
     }
 
-    fn warn(&self, error: &OpenError) {
-        let (endpoint, failures) = (&self.source.endpoint, self.failures);
-        let verb = if self.source.bind { "bind" } else { "connect" };
-        match error {
-            OpenError::Socket(error) => warn!(endpoint, failures, "cannot {verb} the event socket: {error}"),
-            OpenError::TimedOut => {
-                warn!(endpoint, failures, "cannot {verb} the event socket: nobody answers")
-            }
+    fn failed(&mut self, error: &ZmtpError) {
+        self.state = State::Waiting(Box::pin(tokio::time::sleep(self.backoff.wait())));
+        self.failures += 1;
+        if is_loud(self.failures, 1) {
+            let (endpoint, failures) = (&self.source.endpoint, self.failures);
+            let verb = if self.source.bind { "bind" } else { "connect" };
+            warn!(endpoint, failures, "cannot {verb} the event socket: {error}");
         }
     }
 }
 
 impl State {
-    fn opening(source: &Source, backoff: &mut Backoff) -> Self {
-        let until = Instant::now() + backoff.wait();
-        let source = source.clone();
-        let attempt = Box::pin(async move {
-            tokio::time::timeout_at(until, open(&source)).await.map_err(|_| OpenError::TimedOut)?
-        });
-        State::Opening { attempt, until }
-    }
-}
-
-async fn open(source: &Source) -> Result<Open, OpenError> {
-    let mut options = SocketOptions::default();
-    options.no_connect_timeout();
-    let mut socket = SubSocket::with_options(options);
-    let monitor = socket.monitor();
-    socket.subscribe(&source.topic).await.map_err(OpenError::Socket)?;
-    if source.bind {
-        let endpoint = socket.bind(&source.endpoint).await.map_err(OpenError::Socket)?;
-        tracing::info!(%endpoint, "waiting for the publisher to connect");
-    } else {
-        socket.connect(&source.endpoint).await.map_err(OpenError::Socket)?;
-    }
-    Ok(Open { socket, monitor, told: false })
-}
-
-impl Open {
-    /// The next signal; `None` when this socket is of no more use.
-    async fn next(&mut self, bound: bool) -> Option<Signal> {
-        if !bound && !self.told {
-            self.told = true;
-            return Some(Signal::Connected);
+    fn opening(source: &Source) -> Self {
+        let endpoint = source.endpoint.clone();
+        if source.bind {
+            return State::Binding(Box::pin(async move { Listener::bind(&endpoint).await }));
         }
+        let role = role(source);
+        State::Connecting(in_time(async move { zmtp::connect(&endpoint, &role).await }))
+    }
+}
+
+fn role(source: &Source) -> Role {
+    Role::Sub { topic: source.topic.clone() }
+}
+
+fn in_time(
+    attempt: impl Future<Output = Result<Connection, ZmtpError>> + Send + 'static,
+) -> Opening<Connection> {
+    Box::pin(async move { tokio::time::timeout(OPEN_MAX, attempt).await.unwrap_or(Err(ZmtpError::Silent)) })
+}
+
+/// A bound endpoint and whoever came to it.
+struct Bound {
+    listener: Listener,
+    /// One at a time: a crowd of strangers waits in the kernel's queue, each for at most [`OPEN_MAX`].
+    joining: Option<Opening<Connection>>,
+    publisher: Option<Box<Connection>>,
+    /// Whether the publisher is yet to be told of.
+    untold: bool,
+}
+
+impl Bound {
+    async fn next(&mut self, role: &Role) -> Signal {
         loop {
-            let event = match self.monitor.try_recv() {
-                Ok(event) => event,
-                Err(_) => tokio::select! {
-                    biased;
-                    message = self.socket.recv() => match message {
-                        Ok(message) => return Some(Signal::Message(message.into_vec())),
-                        // The connection is gone; the monitor tells of it next.
-                        Err(error) => {
-                            debug!("the event socket failed: {error}");
-                            continue;
-                        }
-                    },
-                    event = self.monitor.next() => event?,
+            if std::mem::take(&mut self.untold) {
+                return Signal::Connected;
+            }
+            let Bound { listener, joining, publisher, .. } = self;
+            tokio::select! {
+                biased;
+                received = receive(publisher) => match received {
+                    Ok(frames) => return Signal::Message(frames),
+                    Err(error) => {
+                        debug!("the publisher's connection failed: {error}");
+                        self.publisher = None;
+                        return Signal::Disconnected;
+                    }
                 },
-            };
-            match event {
-                SocketEvent::Disconnected(_) if bound => return Some(Signal::Disconnected),
-                SocketEvent::Disconnected(_) => return None,
-                SocketEvent::Accepted(..) => return Some(Signal::Connected),
-                _ => {}
+                joined = join(joining) => match joined {
+                    Ok(connection) => {
+                        self.untold = true;
+                        if self.publisher.replace(Box::new(connection)).is_some() {
+                            return Signal::Disconnected;
+                        }
+                    }
+                    Err(error) => debug!("no publisher: {error}"),
+                },
+                accepted = listener.accept(), if joining.is_none() => {
+                    let role = role.clone();
+                    *joining = Some(in_time(async move {
+                        match accepted {
+                            Ok(pending) => Connection::shake_hands(pending, &role).await,
+                            // The system is short of something; asking again at once would not help.
+                            Err(error) => {
+                                tokio::time::sleep(Duration::from_secs(1)).await;
+                                Err(error)
+                            }
+                        }
+                    }));
+                }
             }
         }
     }
+}
+
+/// Cancelling it loses nothing.
+async fn receive(publisher: &mut Option<Box<Connection>>) -> Result<Vec<Bytes>, ZmtpError> {
+    match publisher {
+        Some(publisher) => publisher.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Cancelling it loses nothing.
+async fn join(joining: &mut Option<Opening<Connection>>) -> Result<Connection, ZmtpError> {
+    let joined = match joining {
+        Some(attempt) => attempt.await,
+        None => std::future::pending().await,
+    };
+    *joining = None;
+    joined
 }
