@@ -3,7 +3,8 @@
 //! `cargo run --example publish-capture -- FILE.jsonl.gz ENDPOINT [STREAM]` binds
 //! ENDPOINT, waits for a subscriber, sends it the recorded messages in order and
 //! stays up until ctrl-c, as an engine would. STREAM picks one of several
-//! recorded sockets; the first is the default.
+//! recorded sockets; the first is the default. Who subscribes later gets nothing:
+//! a publisher keeps no history.
 
 use std::error::Error;
 use std::fs::File;
@@ -17,7 +18,8 @@ use zeromq::{Socket, SocketRecv, SocketSend, XPubSocket, ZmqMessage};
 /// The frames of the messages that a subscriber of `stream` received.
 fn recorded(file: &str, stream: Option<&str>) -> Result<Vec<Vec<Bytes>>, Box<dyn Error>> {
     let mut text = String::new();
-    GzDecoder::new(File::open(file)?).read_to_string(&mut text)?;
+    GzDecoder::new(File::open(file).map_err(|error| format!("{file}: {error}"))?)
+        .read_to_string(&mut text)?;
     let mut wanted = stream.map(str::to_owned);
     let mut messages = Vec::new();
     for line in text.lines().skip(1) {
@@ -34,7 +36,21 @@ fn recorded(file: &str, stream: Option<&str>) -> Result<Vec<Vec<Bytes>>, Box<dyn
             );
         }
     }
+    if messages.is_empty() {
+        return Err(format!("{file} has no messages of stream {}", wanted.unwrap_or_default()).into());
+    }
     Ok(messages)
+}
+
+/// Returns once somebody has subscribed.
+async fn joined(socket: &mut XPubSocket) {
+    loop {
+        // An error is a connection that broke; the next one may hold.
+        let Ok(message) = socket.recv().await else { continue };
+        if message.get(0).is_some_and(|frame| frame.first() == Some(&1)) {
+            return;
+        }
+    }
 }
 
 fn unhex(text: &str) -> Result<Bytes, Box<dyn Error>> {
@@ -50,10 +66,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: publish-capture FILE.jsonl.gz ENDPOINT [STREAM]".into());
     };
     let messages = recorded(file, stream.first().map(String::as_str))?;
+    // An engine's socket is a PUB; an XPUB also shows who subscribes.
     let mut socket = XPubSocket::new();
     let bound = socket.bind(endpoint).await?;
     println!("{bound}: {} messages to send, waiting for a subscriber", messages.len());
-    socket.recv().await?;
+    joined(&mut socket).await;
     for frames in &messages {
         let message = ZmqMessage::try_from(frames.clone()).map_err(|_| "a message without frames")?;
         socket.send(message).await?;

@@ -1,8 +1,8 @@
 //! Asks a server how much of a prompt each worker holds.
 //!
 //! `cargo run --example query-prefix -- URL FILE.expected.json.gz` asks every query
-//! of a recording and compares the best answer with what the recorded events
-//! promise; it exits with 1 if one differs. `… -- URL HASH HASH …` asks one prompt.
+//! of a recording and compares the best answer with the recorded one; it exits
+//! with 1 if one differs. `… -- URL HASH HASH …` asks one prompt.
 
 use std::error::Error;
 use std::fs::File;
@@ -24,16 +24,20 @@ fn hash(text: &str) -> Result<i64, Box<dyn Error>> {
 
 fn recorded(file: &str) -> Result<Vec<Query>, Box<dyn Error>> {
     let mut text = String::new();
-    GzDecoder::new(File::open(file)?).read_to_string(&mut text)?;
+    GzDecoder::new(File::open(file).map_err(|error| format!("{file}: {error}"))?)
+        .read_to_string(&mut text)?;
     let recording: Value = serde_json::from_str(&text)?;
     let queries = recording["queries"].as_array().ok_or("a recording without queries")?;
     let query = |query: &Value| -> Result<Query, Box<dyn Error>> {
         let hashes = query["hashes"].as_array().ok_or("a query without hashes")?;
         let hashes =
             hashes.iter().map(|text| hash(text.as_str().unwrap_or_default())).collect::<Result<_, _>>()?;
-        let promised = query["events_prefix"]
-            .as_object()
-            .and_then(|by_tier| by_tier.values().filter_map(Value::as_u64).max());
+        // By the rules of components where the recording has them, else what the events
+        // promise over all local tiers together.
+        let by_tiers = query["events_prefix"].as_object();
+        let union = by_tiers.and_then(|all| all.iter().max_by_key(|(tiers, _)| tiers.split('+').count()));
+        let promised = query.get("seed_rule_prefix").or(union.map(|(_, blocks)| blocks));
+        let promised = promised.and_then(Value::as_u64);
         Ok((hashes, promised))
     };
     queries
