@@ -122,6 +122,14 @@ const CACHE_SPEC_VERSION: Setting = Setting {
     help: "Version of the rules that the components follow; a server never matches one that it does not know.",
 };
 
+const STREAMS: Setting = Setting {
+    name: "KV_INDEXER_STREAMS",
+    value: "FILE",
+    default: None,
+    help: "File of many streams, .toml or .json, instead of one worker's settings; the other settings hold for \
+           every stream that does not set its own.",
+};
+
 /// The bridge's settings, in the order of its help.
 pub const TABLE: &[Setting] = &[
     WORKER_ID,
@@ -141,7 +149,39 @@ pub const TABLE: &[Setting] = &[
     SWA_TIERS,
     MAMBA_TIERS,
     CACHE_SPEC_VERSION,
+    STREAMS,
 ];
+
+/// Keys of a stream in a file of streams, and the settings they stand for.
+const STREAM_KEYS: &[(&str, &Setting)] = &[
+    ("id", &WORKER_ID),
+    ("address", &WORKER_ADDRESS),
+    ("server", &ENDPOINT),
+    ("endpoint", &EVENT_ENDPOINT),
+    ("bind", &EVENT_BIND),
+    ("topic", &EVENT_TOPIC),
+    ("replay_endpoint", &REPLAY_ENDPOINT),
+    ("rank", &RANK),
+    ("copies", &COPIES),
+    ("worker_grace_ms", &WORKER_GRACE_MS),
+    ("clear_tiers", &CLEAR_TIERS),
+    ("cache_components", &CACHE_COMPONENTS),
+    ("swa_window_tokens", &SWA_WINDOW_TOKENS),
+    ("full_tiers", &FULL_TIERS),
+    ("swa_tiers", &SWA_TIERS),
+    ("mamba_tiers", &MAMBA_TIERS),
+    ("cache_spec_version", &CACHE_SPEC_VERSION),
+];
+
+/// The setting that a stream's key stands for.
+pub(super) fn stream_setting(key: &str) -> Option<&'static Setting> {
+    STREAM_KEYS.iter().find(|(name, _)| *name == key).map(|(_, setting)| *setting)
+}
+
+/// Path of the file of streams, when there is one.
+pub fn streams_file(settings: &Settings) -> Option<&str> {
+    settings.get(&STREAMS)
+}
 
 /// Where an engine's events come from.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -22,6 +22,7 @@ mod msgpack;
 mod replay;
 mod sender;
 pub mod stream;
+pub mod streams;
 mod subscriber;
 pub mod zmtp;
 
@@ -83,6 +84,48 @@ impl From<ServerError> for RunError {
 impl From<Refused> for RunError {
     fn from(error: Refused) -> Self {
         RunError::Refused(error)
+    }
+}
+
+/// Follows many streams until `shutdown` is done, each in a task of its own. One that
+/// ends by itself is told of and the others go on.
+///
+/// # Errors
+/// The first error of any stream, once all have stopped.
+pub async fn run_all(configs: Vec<Config>, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    let (stop, stopped) = tokio::sync::watch::channel(());
+    let mut running = tokio::task::JoinSet::new();
+    for config in configs {
+        let mut stopped = stopped.clone();
+        running.spawn(async move {
+            let worker = config.worker_id.clone();
+            let shutdown = async move {
+                // Its end, a dropped sender, is the word to stop.
+                while stopped.changed().await.is_ok() {}
+            };
+            let ended = run(config, shutdown).await;
+            if let Err(error) = &ended {
+                warn!(worker, "the stream has ended: {error}");
+            }
+            ended
+        });
+    }
+    let mut shutdown = pin!(shutdown);
+    let (mut stop, mut first) = (Some(stop), Ok(()));
+    loop {
+        let ended = tokio::select! {
+            () = &mut shutdown, if stop.is_some() => {
+                stop = None;
+                continue;
+            }
+            ended = running.join_next() => ended,
+        };
+        match ended {
+            Some(Ok(ended)) => first = first.and(ended),
+            // A stream is never aborted, and a panic is told of by its own message.
+            Some(Err(_)) => {}
+            None => return first,
+        }
     }
 }
 
