@@ -137,7 +137,8 @@ fn by_age(criterion: &mut Criterion) {
             let place = seeded.below(sessions.len());
             sessions[place].reverse();
             revoke(&index, 0, &sessions[place]);
-            sessions[place] = seeded.chain(128 + seeded.below(256));
+            let blocks = 128 + seeded.below(256);
+            sessions[place] = seeded.chain(blocks);
             report(&index, 0, &sessions[place], PLAIN);
         }
         let chain = seeded.chain(2_000);
@@ -151,10 +152,13 @@ fn by_age(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The hash of the n-th block.
+type Family = fn(i64) -> i64;
+
 /// Prompts nobody has, over hashes that a plain table would fold together.
 fn by_hashes(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("unknown prompt, 262,144 blocks held");
-    let families: [(&str, fn(i64) -> i64); 4] = [
+    let families: [(&str, Family); 4] = [
         ("random", |n| Seeded::new(n as u64).next() as i64),
         ("dense", |n| n),
         ("multiples of 2^32", |n| n << 32),

@@ -111,6 +111,14 @@ impl Settings {
         Settings { values: pairs.into_iter().map(|(name, value)| (name, value.to_owned())).collect() }
     }
 
+    /// These settings with others laid over them.
+    #[must_use]
+    pub fn overlaid(&self, over: impl IntoIterator<Item = (&'static Setting, String)>) -> Self {
+        let mut values = self.values.clone();
+        values.extend(over.into_iter().map(|(setting, value)| (setting.name, value)));
+        Settings { values }
+    }
+
     /// The value given for `setting`, else its default.
     pub fn get(&self, setting: &Setting) -> Option<&str> {
         self.values.get(setting.name).map(String::as_str).or(setting.default)

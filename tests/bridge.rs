@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
+use bytes::Bytes;
 use common::capture::{Capture, state_of};
 use common::publisher::{Event, Publisher, batch};
 use common::server::{Recorder, free_address};
@@ -17,6 +18,7 @@ use sgl_kv_indexer::settings::Settings;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::Code;
+use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
 /// A bridge that runs in this process.
 struct Bridge {
@@ -26,11 +28,21 @@ struct Bridge {
 
 impl Bridge {
     fn start(source: &str, server: &str, more: &[(&'static str, &'static str)]) -> Self {
+        Bridge::start_with(source, server, more, |_| {})
+    }
+
+    fn start_with(
+        source: &str,
+        server: &str,
+        more: &[(&'static str, &'static str)],
+        configure: impl FnOnce(&mut Config),
+    ) -> Self {
         let pairs = [("KV_INDEXER_WORKER_ID", "w0"), ("KV_INDEXER_WORKER_ADDRESS", "http://w0:30000")];
         let settings = Settings::from_pairs(pairs.into_iter().chain(more.iter().copied()));
         let mut config = Config::read(&settings).expect("settings");
         config.server = server.to_owned();
         config.source.endpoint = source.to_owned();
+        configure(&mut config);
         let (stop, stopped) = oneshot::channel();
         let shutdown = async move {
             let _ = stopped.await;
@@ -126,7 +138,10 @@ async fn a_store_of_60_000_blocks_is_split() {
     publisher.joined().await;
     publisher.send(batch(&[Event::Stored((0..60_000).collect())])).await;
     let requests = until_stored(&mut server, 59_999).await;
-    let sizes: Vec<usize> = requests.iter().map(|request| request.actions[0].hashes.len()).collect();
+    let sizes: Vec<usize> = requests
+        .iter()
+        .filter_map(|request| request.actions.last().map(|action| action.hashes.len()))
+        .collect();
     assert_eq!(sizes, [16_384, 16_384, 16_384, 10_848]);
     bridge.stop().await;
 }
@@ -142,11 +157,13 @@ async fn a_recorded_stream_arrives_whole() {
         publisher.send_frames(message.frames.clone()).await;
     }
     // Neither of these is this stream's, nor is a batch; the last one ends the test.
-    let foreign =
-        |topic: &'static str, payload: Vec<u8>| vec![topic.into(), vec![0; 8].into(), payload.into()];
-    publisher.send_frames(foreign("kv-events-2", batch(&[Event::Cleared]))).await;
-    publisher.send_frames(foreign("kv-events", vec![0xc1])).await;
-    publisher.send_frames(foreign("kv-events", batch(&[Event::Stored(vec![7])]))).await;
+    let foreign = |topic: &'static str, sequence: u64, payload: Vec<u8>| {
+        vec![topic.into(), sequence.to_be_bytes().to_vec().into(), payload.into()]
+    };
+    let next = capture.messages.len() as u64;
+    publisher.send_frames(foreign("kv-events-2", next, batch(&[Event::Cleared]))).await;
+    publisher.send_frames(foreign("kv-events", next, vec![0xc1])).await;
+    publisher.send_frames(foreign("kv-events", next + 1, batch(&[Event::Stored(vec![7])]))).await;
     let mut held = BTreeSet::new();
     for request in until_stored(&mut server, 7).await {
         apply(&mut held, &request);
@@ -240,6 +257,79 @@ async fn the_bridge_binds_for_a_publisher_that_connects() {
         publisher.send(batch(&[Event::Stored(vec![last])])).await;
         until_stored(&mut server, last).await;
     }
+    bridge.stop().await;
+}
+
+/// Batch `number` of a publisher whose every batch stores the block of that number.
+fn numbered(number: u64) -> Vec<Bytes> {
+    let payload = batch(&[Event::Stored(vec![number.cast_signed()])]);
+    vec![Bytes::new(), number.to_be_bytes().to_vec().into(), payload.into()]
+}
+
+/// Answers one question to a replay socket with these batches and the end marker; returns what was asked.
+async fn answer(router: &mut RouterSocket, numbers: &[u64], has_topics: bool) -> u64 {
+    let question = router.recv().await.expect("a question").into_vec();
+    let [peer, delimiter, start] = &question[..] else { panic!("{question:?}") };
+    assert!(delimiter.is_empty());
+    let end = vec![Bytes::new(), vec![0xff; 8].into(), Bytes::new()];
+    for batch in numbers.iter().map(|number| numbered(*number)).chain([end]) {
+        let mut frames = vec![peer.clone(), Bytes::new()];
+        frames.extend(batch.into_iter().skip(usize::from(!has_topics)));
+        router.send(ZmqMessage::try_from(frames).expect("frames")).await.expect("sent");
+    }
+    u64::from_be_bytes(start[..].try_into().expect("8 bytes"))
+}
+
+#[tokio::test]
+async fn what_goes_missing_is_asked_for_until_it_is_whole() {
+    for has_topics in [true, false] {
+        let mut publisher = Publisher::bind("").await;
+        let mut router = RouterSocket::new();
+        let replay = router.bind("tcp://127.0.0.1:0").await.expect("bound").to_string();
+        let mut server = Recorder::start(&[]).await;
+        let bridge = Bridge::start_with(&publisher.endpoint, &server.url(), &[], |config| {
+            config.source.replay = Some(replay);
+        });
+        publisher.joined().await;
+        // History up to 2, of which the first answer loses the middle.
+        assert_eq!(answer(&mut router, &[0, 2], has_topics).await, 0);
+        assert_eq!(answer(&mut router, &[1, 2], has_topics).await, 1);
+        until_stored(&mut server, 2).await;
+        // 3 to 5 are lost, and the first answer ends early.
+        publisher.send_frames(numbered(6)).await;
+        assert_eq!(answer(&mut router, &[3], has_topics).await, 3);
+        publisher.send_frames(numbered(7)).await;
+        assert_eq!(answer(&mut router, &[4, 5, 6], has_topics).await, 4);
+        let requests = until_stored(&mut server, 7).await;
+        let stored: Vec<i64> = requests
+            .iter()
+            .flat_map(|request| &request.actions)
+            .inspect(|action| assert_eq!(action.r#type(), Type::ActionReport))
+            .flat_map(|action| action.hashes.clone())
+            .collect();
+        assert_eq!(stored, [3, 4, 5, 6, 7]);
+        bridge.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_stays_away_is_withdrawn_once() {
+    let mut publisher = Publisher::bind("").await;
+    let mut server = Recorder::start(&[]).await;
+    let grace = [("KV_INDEXER_WORKER_GRACE_MS", "1")];
+    let bridge = Bridge::start(&publisher.endpoint, &server.url(), &grace);
+    publisher.joined().await;
+    publisher.send(batch(&[Event::Stored(vec![1])])).await;
+    until_stored(&mut server, 1).await;
+    let endpoint = publisher.close().await;
+    let (request, _) = server.next().await;
+    assert!(request.actions.iter().all(|action| action.r#type() == Type::ActionClearAllAtTier));
+    let mut publisher = Publisher::bind_at(&endpoint, "").await;
+    publisher.joined().await;
+    publisher.send(batch(&[Event::Stored(vec![2])])).await;
+    let actions: Vec<Type> =
+        until_stored(&mut server, 2).await.iter().flat_map(|r| &r.actions).map(|a| a.r#type()).collect();
+    assert_eq!(actions, [Type::ActionReport]);
     bridge.stop().await;
 }
 

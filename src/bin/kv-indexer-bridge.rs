@@ -1,4 +1,4 @@
-//! `kv-indexer-bridge`: follows one engine's KV events and reports them to a server.
+//! `kv-indexer-bridge`: follows engines' KV events and reports them to a server.
 //!
 //! Sets the allocator, logging, configuration and exit code; everything else is
 //! [`sgl_kv_indexer::bridge`]'s. Exits 0 when told to stop, 1 when the server
@@ -8,8 +8,8 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Command;
-use sgl_kv_indexer::bridge::config::{Config, TABLE};
-use sgl_kv_indexer::bridge::{self, RunError};
+use sgl_kv_indexer::bridge::config::TABLE;
+use sgl_kv_indexer::bridge::{self, RunError, streams};
 use sgl_kv_indexer::settings::{Invocation, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -21,10 +21,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 async fn main() -> ExitCode {
     let command = Command::new("kv-indexer-bridge")
         .version(env!("CARGO_PKG_VERSION"))
-        .about("Follows one engine's KV cache events and reports them to a kv-indexer-server.");
+        .about("Follows engines' KV cache events and reports them to a kv-indexer-server.");
     let invocation = Settings::read(TABLE, command, std::env::args_os(), |name| std::env::var_os(name));
-    let config = match invocation {
-        Ok(Invocation::Run(settings)) => Config::read(&settings),
+    let configs = match invocation {
+        Ok(Invocation::Run(settings)) => streams::read(&settings).map_err(|error| error.to_string()),
         Ok(Invocation::Exit { text, code: 0 }) => {
             print!("{text}");
             return ExitCode::SUCCESS;
@@ -33,10 +33,10 @@ async fn main() -> ExitCode {
             eprint!("{text}");
             return ExitCode::from(code);
         }
-        Err(error) => Err(error),
+        Err(error) => Err(error.to_string()),
     };
-    let config = match config {
-        Ok(config) => config,
+    let configs = match configs {
+        Ok(configs) => configs,
         Err(error) => {
             eprintln!("kv-indexer-bridge: {error}");
             return ExitCode::from(2);
@@ -61,7 +61,7 @@ async fn main() -> ExitCode {
             _ = interrupt.recv() => {}
         }
     };
-    match bridge::run(config, shutdown).await {
+    match bridge::run_all(configs, shutdown).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kv-indexer-bridge: {error}");

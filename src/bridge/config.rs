@@ -4,8 +4,11 @@
 //! It reads no environment; the binary passes a look-up in, tests pass a map.
 //! Cost: none after the start.
 
+use std::time::Duration;
+
 use http::Uri;
 
+use super::copies::Reading;
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
 use crate::settings::{Setting, SettingError, Settings};
@@ -47,6 +50,33 @@ const EVENT_TOPIC: Setting = Setting {
     value: "TOPIC",
     default: Some(""),
     help: "The publisher's topic, compared whole. Empty takes every topic.",
+};
+const REPLAY_ENDPOINT: Setting = Setting {
+    name: "SGLANG_KV_REPLAY_ENDPOINT",
+    value: "ENDPOINT",
+    default: None,
+    help: "The engine's replay socket: tcp://HOST:PORT or ipc://PATH. History is asked for at each connect, and \
+           batches that went missing are repaired; without it they are only counted.",
+};
+const RANK: Setting = Setting {
+    name: "KV_INDEXER_RANK",
+    value: "NUMBER",
+    default: None,
+    help: "Data-parallel rank that the batches have to be of, where they say one; others are skipped and counted.",
+};
+const COPIES: Setting = Setting {
+    name: "KV_INDEXER_COPIES",
+    value: "auto|set|count",
+    default: Some("auto"),
+    help: "How stores and removals are read: count takes a block away with its last copy, set with the first \
+           removal. auto counts for vLLM and not for SGLang, by what arrives. vLLM with \
+           kv_cache_report_mode=full needs set.",
+};
+const WORKER_GRACE_MS: Setting = Setting {
+    name: "KV_INDEXER_WORKER_GRACE_MS",
+    value: "MILLISECONDS",
+    default: Some("30000"),
+    help: "How long the publisher may be gone before the worker's placements are withdrawn; 0 is never.",
 };
 const CLEAR_TIERS: Setting = Setting {
     name: "KV_INDEXER_CLEAR_TIERS",
@@ -92,6 +122,14 @@ const CACHE_SPEC_VERSION: Setting = Setting {
     help: "Version of the rules that the components follow; a server never matches one that it does not know.",
 };
 
+const STREAMS: Setting = Setting {
+    name: "KV_INDEXER_STREAMS",
+    value: "FILE",
+    default: None,
+    help: "File of many streams, .toml or .json, instead of one worker's settings; the other settings hold for \
+           every stream that does not set its own.",
+};
+
 /// The bridge's settings, in the order of its help.
 pub const TABLE: &[Setting] = &[
     WORKER_ID,
@@ -100,6 +138,10 @@ pub const TABLE: &[Setting] = &[
     EVENT_ENDPOINT,
     EVENT_BIND,
     EVENT_TOPIC,
+    REPLAY_ENDPOINT,
+    RANK,
+    COPIES,
+    WORKER_GRACE_MS,
     CLEAR_TIERS,
     CACHE_COMPONENTS,
     SWA_WINDOW_TOKENS,
@@ -107,7 +149,39 @@ pub const TABLE: &[Setting] = &[
     SWA_TIERS,
     MAMBA_TIERS,
     CACHE_SPEC_VERSION,
+    STREAMS,
 ];
+
+/// Keys of a stream in a file of streams, and the settings they stand for.
+const STREAM_KEYS: &[(&str, &Setting)] = &[
+    ("id", &WORKER_ID),
+    ("address", &WORKER_ADDRESS),
+    ("server", &ENDPOINT),
+    ("endpoint", &EVENT_ENDPOINT),
+    ("bind", &EVENT_BIND),
+    ("topic", &EVENT_TOPIC),
+    ("replay_endpoint", &REPLAY_ENDPOINT),
+    ("rank", &RANK),
+    ("copies", &COPIES),
+    ("worker_grace_ms", &WORKER_GRACE_MS),
+    ("clear_tiers", &CLEAR_TIERS),
+    ("cache_components", &CACHE_COMPONENTS),
+    ("swa_window_tokens", &SWA_WINDOW_TOKENS),
+    ("full_tiers", &FULL_TIERS),
+    ("swa_tiers", &SWA_TIERS),
+    ("mamba_tiers", &MAMBA_TIERS),
+    ("cache_spec_version", &CACHE_SPEC_VERSION),
+];
+
+/// The setting that a stream's key stands for.
+pub(super) fn stream_setting(key: &str) -> Option<&'static Setting> {
+    STREAM_KEYS.iter().find(|(name, _)| *name == key).map(|(_, setting)| *setting)
+}
+
+/// Path of the file of streams, when there is one.
+pub fn streams_file(settings: &Settings) -> Option<&str> {
+    settings.get(&STREAMS)
+}
 
 /// Where an engine's events come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -118,6 +192,8 @@ pub struct Source {
     pub bind: bool,
     /// The publisher's topic; empty takes every topic.
     pub topic: String,
+    /// The publisher's replay socket, if it has one.
+    pub replay: Option<String>,
 }
 
 /// What a bridge does, checked.
@@ -131,6 +207,12 @@ pub struct Config {
     pub server: String,
     /// The engine's stream.
     pub source: Source,
+    /// Rank that its batches have to be of.
+    pub rank: Option<i64>,
+    /// How its stores and removals are read.
+    pub copies: Reading,
+    /// How long the publisher may be gone before its placements are withdrawn.
+    pub grace: Option<Duration>,
     /// Tiers that a clear empties; never empty.
     pub clear_tiers: Vec<Tier>,
     /// How the worker's caches decide what can be reused; `None` for whole blocks.
@@ -170,6 +252,23 @@ impl Config {
                 takes: format!("auto or true while {} names every address", EVENT_ENDPOINT.name),
             });
         }
+        let replay = settings.parse_optional(&REPLAY_ENDPOINT, "tcp://HOST:PORT or ipc://PATH", |text| {
+            event_endpoint(text).filter(|(_, wildcard)| !wildcard).map(|(endpoint, _)| endpoint)
+        })?;
+        let rank = settings.parse_optional(&RANK, "a whole number", |text| {
+            text.trim().parse::<i64>().ok().filter(|rank| *rank >= 0)
+        })?;
+        let copies = settings.parse(&COPIES, "auto, set or count", |text| {
+            match text.to_ascii_lowercase().as_str() {
+                "auto" => Some(Reading::Auto),
+                "set" => Some(Reading::Set),
+                "count" => Some(Reading::Count),
+                _ => None,
+            }
+        })?;
+        let grace = settings.parse(&WORKER_GRACE_MS, "a whole number of milliseconds", |text| {
+            text.trim().parse::<u32>().ok()
+        })?;
         Ok(Config {
             worker_id,
             worker_address: settings.get(&WORKER_ADDRESS).unwrap_or_default().to_owned(),
@@ -178,7 +277,11 @@ impl Config {
                 endpoint,
                 bind,
                 topic: settings.get(&EVENT_TOPIC).unwrap_or_default().to_owned(),
+                replay,
             },
+            rank,
+            copies,
+            grace: (grace > 0).then(|| Duration::from_millis(u64::from(grace))),
             clear_tiers: settings.parse(&CLEAR_TIERS, TIER_NAMES, tiers)?,
             cache_spec: cache_spec(settings)?,
         })
@@ -292,8 +395,12 @@ mod tests {
                 source: Source {
                     endpoint: "tcp://127.0.0.1:5557".to_owned(),
                     bind: false,
-                    topic: String::new()
+                    topic: String::new(),
+                    replay: None
                 },
+                rank: None,
+                copies: Reading::Auto,
+                grace: Some(Duration::from_secs(30)),
                 clear_tiers: vec![Tier::TierHbm, Tier::TierDram, Tier::TierSsd],
                 cache_spec: None,
             }
@@ -313,6 +420,10 @@ mod tests {
                 &["127.0.0.1:5557", "tcp://127.0.0.1", "tcp://:5557", "tcp://h:65536", "udp://h:1", "ipc://"],
             ),
             ("SGLANG_KV_EVENT_BIND", &["maybe"]),
+            ("SGLANG_KV_REPLAY_ENDPOINT", &["tcp://*:5558", "tcp://h", "5558"]),
+            ("KV_INDEXER_RANK", &["-1", "first"]),
+            ("KV_INDEXER_COPIES", &["both"]),
+            ("KV_INDEXER_WORKER_GRACE_MS", &["-1", "30s"]),
             ("KV_INDEXER_CLEAR_TIERS", &["HBM,TAPE", ",", "HBM,"]),
             ("KV_INDEXER_CACHE_COMPONENTS", &["full,rnn", "full,"]),
             ("KV_INDEXER_SWA_WINDOW_TOKENS", &["0", "-1", "wide", "4294967296"]),

@@ -65,6 +65,15 @@ pub enum GroupKind {
     Other,
 }
 
+/// The engine that a value of an event gives away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dialect {
+    /// A negative hash, a list or map after the medium, or a key that only SGLang has.
+    Sglang,
+    /// A hash in bytes or past `i64::MAX`, a group, or a value that only vLLM sends.
+    Vllm,
+}
+
 /// One event. Its hashes are in the payload: [`Batch::hashes`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
@@ -167,6 +176,8 @@ pub struct Batch<'d, 'p> {
     pub events: &'d [Event],
     /// What is missing from them.
     pub left_out: LeftOut,
+    /// Whose events they are, where a value tells.
+    pub dialect: Option<Dialect>,
     payload: &'p [u8],
 }
 
@@ -211,6 +222,16 @@ fn read_hash(cursor: &mut Cursor<'_>) -> Result<Option<i64>, Malformed> {
     Ok(bytes.and_then(|bytes| bytes.last_chunk::<8>()).map(|last| i64::from_be_bytes(*last)))
 }
 
+/// When a batch was made, in seconds, as its publisher says; `None` where it does not.
+pub fn time_of(payload: &[u8]) -> Option<f64> {
+    let mut cursor = Cursor::new(payload);
+    cursor.array().ok()??;
+    match cursor.rest() {
+        [0xcb, time @ ..] => time.first_chunk::<8>().map(|time| f64::from_be_bytes(*time)),
+        _ => None,
+    }
+}
+
 /// Decodes batches, reusing the memory of the last one.
 #[derive(Debug, Default)]
 pub struct Decoder {
@@ -232,8 +253,9 @@ impl Decoder {
         cursor.skip(1)?;
         let count = cursor.array()?.ok_or(BatchError::Shape)?;
         let mut left_out = LeftOut::default();
+        let mut dialect = None;
         for _ in 0..count {
-            match read_event(&mut cursor, payload.len(), &mut left_out)? {
+            match read_event(&mut cursor, payload.len(), &mut left_out, &mut dialect)? {
                 Ok(Some(event)) => self.events.push(event),
                 Ok(None) => {}
                 Err(error) => {
@@ -247,7 +269,7 @@ impl Decoder {
             rank = cursor.value()?.integer()?.and_then(Integer::to_i64);
             cursor.skip(u64::from(fields) - 3)?;
         }
-        Ok(Batch { rank, events: &self.events, left_out, payload })
+        Ok(Batch { rank, events: &self.events, left_out, dialect, payload })
     }
 }
 
@@ -261,6 +283,19 @@ struct Fields<'p> {
     components: Option<Cursor<'p>>,
     group: Option<Cursor<'p>>,
     kind: Option<Cursor<'p>>,
+    dialect: Option<Dialect>,
+}
+
+/// What the first hash of a list gives away: SGLang's are signed, vLLM's unsigned or in bytes.
+fn dialect_of_hashes(mut list: Cursor<'_>) -> Option<Dialect> {
+    if list.array().ok()?? == 0 {
+        return None;
+    }
+    match list.integer().ok()? {
+        Some(hash) if hash.is_negative() => Some(Dialect::Sglang),
+        Some(hash) => (hash.bits < 0).then_some(Dialect::Vllm),
+        None => list.bytes().ok()?.map(|_| Dialect::Vllm),
+    }
 }
 
 /// Reads one event, always to its end. The outer error is the batch's.
@@ -268,6 +303,7 @@ fn read_event(
     cursor: &mut Cursor<'_>,
     payload_len: usize,
     left_out: &mut LeftOut,
+    dialect: &mut Option<Dialect>,
 ) -> Result<Result<Option<Event>, EventError>, Malformed> {
     let fields = if let Some(length) = cursor.array()? {
         read_array(cursor, length)?
@@ -278,6 +314,9 @@ fn read_event(
         None
     };
     let Some(fields) = fields else { return Ok(Err(EventError::Untagged)) };
+    if dialect.is_none() {
+        *dialect = fields.dialect.or_else(|| fields.hashes.and_then(dialect_of_hashes));
+    }
     match fields.tag {
         b"BlockStored" => read_change(&fields, true, payload_len, left_out),
         b"BlockRemoved" => read_change(&fields, false, payload_len, left_out),
@@ -307,14 +346,28 @@ fn read_array<'p>(cursor: &mut Cursor<'p>, length: u32) -> Result<Option<Fields<
             (_, 1) => fields.hashes = value,
             (true, 4) => fields.block_size = value,
             (true, 6) | (false, 2) => fields.medium = value,
-            (true, 7) => fields.components = value.filter(is_array),
-            (true, 9) | (false, 3) => fields.group = value,
+            (true, 7) => {
+                fields.components = value.filter(is_array);
+                fields.dialect = value.and_then(|value| match value.marker() {
+                    Ok(marker) if is_string(marker) => Some(Dialect::Vllm),
+                    Ok(Marker::Null) | Err(_) => None,
+                    Ok(_) => Some(Dialect::Sglang),
+                });
+            }
+            (true, 9) | (false, 3) => {
+                fields.group = value;
+                fields.dialect = Some(Dialect::Vllm);
+            }
             (true, 10) => fields.kind = value,
             _ => {}
         }
     }
     cursor.skip(u64::from(elements.saturating_sub(10)))?;
     Ok(Some(fields))
+}
+
+fn is_string(marker: Marker) -> bool {
+    matches!(marker, Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32)
 }
 
 fn is_array(value: &Cursor<'_>) -> bool {
@@ -340,9 +393,17 @@ fn read_map<'p>(cursor: &mut Cursor<'p>, pairs: u32) -> Result<Option<Fields<'p>
             b"block_hashes" => fields.hashes = Some(value),
             b"block_size" => fields.block_size = Some(value),
             b"medium" => fields.medium = Some(value),
-            b"component_types" => fields.components = Some(value),
-            b"group_idx" => fields.group = Some(value),
+            b"component_types" => {
+                fields.components = Some(value);
+                fields.dialect = Some(Dialect::Sglang);
+            }
+            b"group_idx" => {
+                fields.group = Some(value);
+                fields.dialect = Some(Dialect::Vllm);
+            }
             b"kv_cache_spec_kind" => fields.kind = Some(value),
+            b"cache_salt" => fields.dialect = Some(Dialect::Sglang),
+            b"extra_keys" | b"locality" | b"ownership" => fields.dialect = Some(Dialect::Vllm),
             _ => {}
         }
     }

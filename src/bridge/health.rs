@@ -14,11 +14,19 @@ pub enum Incomplete {
     JoinedLate,
     /// A batch or an event could not be understood.
     Undecodable,
+    /// A batch of another rank came.
+    ForeignRank,
+    /// More blocks than are counted have copies or groups.
+    Uncounted,
+    /// The worker was gone for too long, and its placements were withdrawn.
+    Withdrawn,
 }
 
 /// Counts of one stream since its bridge started.
 #[derive(Debug, Clone, Default)]
 pub struct Health {
+    /// Whether the publisher is connected.
+    pub connected: bool,
     /// Batches applied.
     pub batches: u64,
     /// Payload bytes of them.
@@ -37,22 +45,46 @@ pub struct Health {
     pub unknown_components: u64,
     /// Breaks in the sequence.
     pub gaps: u64,
-    /// Batches missing in them.
+    /// Batches that stay missing.
     pub missing_batches: u64,
-    /// Times that the sequence went back.
+    /// Batches that the replay gave.
+    pub repaired_batches: u64,
+    /// Live batches that did not fit while a replay was awaited; asked for again.
+    pub dropped_batches: u64,
+    /// Times that the replay socket stopped answering.
+    pub replay_failures: u64,
+    /// Times that the publisher began anew.
     pub restarts: u64,
-    /// Numbers that came again.
+    /// Batches that came again and were left out.
     pub repeats: u64,
+    /// Batches of another rank.
+    pub foreign_ranks: u64,
+    /// Blocks whose copies or groups are not followed, as too many are.
+    pub uncounted_blocks: u64,
     /// Connections lost.
     pub disconnects: u64,
-    /// Set at the first loss and kept: since when, and why.
+    /// Times that the placements were withdrawn, as the worker was gone.
+    pub withdrawals: u64,
+    /// Set at the first loss until all is known again: since when, and why.
     pub incomplete: Option<(SystemTime, Incomplete)>,
 }
 
 impl Health {
-    /// Notes that something of the stream is lost for good.
-    pub fn lose(&mut self, why: Incomplete) {
+    /// Notes that something is lost; whether the stream was complete before.
+    pub fn lose(&mut self, why: Incomplete) -> bool {
+        let was_complete = self.incomplete.is_none();
         self.incomplete.get_or_insert_with(|| (SystemTime::now(), why));
+        was_complete
+    }
+
+    /// Notes that all is known again; whether the stream was incomplete before.
+    pub fn regain(&mut self) -> bool {
+        self.incomplete.take().is_some()
+    }
+
+    /// Whether the worker's placements are withdrawn and it has not come back.
+    pub fn is_withdrawn(&self) -> bool {
+        matches!(self.incomplete, Some((_, Incomplete::Withdrawn)))
     }
 }
 
@@ -69,9 +101,15 @@ impl fmt::Display for Health {
             ("unknown_components", self.unknown_components),
             ("gaps", self.gaps),
             ("missing_batches", self.missing_batches),
+            ("repaired_batches", self.repaired_batches),
+            ("dropped_batches", self.dropped_batches),
+            ("replay_failures", self.replay_failures),
             ("restarts", self.restarts),
             ("repeats", self.repeats),
+            ("foreign_ranks", self.foreign_ranks),
+            ("uncounted_blocks", self.uncounted_blocks),
             ("disconnects", self.disconnects),
+            ("withdrawals", self.withdrawals),
         ];
         f.write_str(if self.incomplete.is_some() { "incomplete" } else { "complete" })?;
         if let Some((since, why)) = self.incomplete {
@@ -107,8 +145,9 @@ mod tests {
     fn health_names_only_what_happened() {
         let mut health = Health { batches: 7, gaps: 1, ..Health::default() };
         assert_eq!(health.to_string(), "complete batches=7 gaps=1");
-        health.lose(Incomplete::Gap);
-        health.lose(Incomplete::Undecodable);
+        assert!(health.lose(Incomplete::Gap));
+        assert!(!health.lose(Incomplete::Undecodable));
         assert!(health.to_string().contains("why=Gap"), "{health}");
+        assert!(health.regain() && !health.regain());
     }
 }

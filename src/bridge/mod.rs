@@ -13,13 +13,16 @@
 mod backoff;
 pub mod chunker;
 pub mod config;
+pub mod copies;
 pub mod event;
+pub mod follow;
 mod framing;
 pub mod health;
 mod msgpack;
+mod replay;
 mod sender;
-mod sequence;
 pub mod stream;
+pub mod streams;
 mod subscriber;
 pub mod zmtp;
 
@@ -27,14 +30,16 @@ use std::fmt;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 pub use self::sender::{Refused, ServerError};
 
 use self::chunker::Chunker;
 use self::config::Config;
+use self::replay::{Answer, Replayer};
 use self::sender::Sender;
-use self::stream::Stream;
+use self::stream::{Rules, Stream};
 use self::subscriber::{Signal, Subscriber};
 
 /// Most bytes of changes that wait for the server before the socket is left
@@ -82,6 +87,48 @@ impl From<Refused> for RunError {
     }
 }
 
+/// Follows many streams until `shutdown` is done, each in a task of its own. One that
+/// ends by itself is told of and the others go on.
+///
+/// # Errors
+/// The first error of any stream, once all have stopped.
+pub async fn run_all(configs: Vec<Config>, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    let (stop, stopped) = tokio::sync::watch::channel(());
+    let mut running = tokio::task::JoinSet::new();
+    for config in configs {
+        let mut stopped = stopped.clone();
+        running.spawn(async move {
+            let worker = config.worker_id.clone();
+            let shutdown = async move {
+                // Its end, a dropped sender, is the word to stop.
+                while stopped.changed().await.is_ok() {}
+            };
+            let ended = run(config, shutdown).await;
+            if let Err(error) = &ended {
+                warn!(worker, "the stream has ended: {error}");
+            }
+            ended
+        });
+    }
+    let mut shutdown = pin!(shutdown);
+    let (mut stop, mut first) = (Some(stop), Ok(()));
+    loop {
+        let ended = tokio::select! {
+            () = &mut shutdown, if stop.is_some() => {
+                stop = None;
+                continue;
+            }
+            ended = running.join_next() => ended,
+        };
+        match ended {
+            Some(Ok(ended)) => first = first.and(ended),
+            // A stream is never aborted, and a panic is told of by its own message.
+            Some(Err(_)) => {}
+            None => return first,
+        }
+    }
+}
+
 /// Follows a stream until `shutdown` is done, then sends what has been received
 /// for at most [`DRAIN_MAX`].
 ///
@@ -89,8 +136,19 @@ impl From<Refused> for RunError {
 /// The server's address cannot be used, or the server refused a batch for good.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
     let mut sender = Sender::new(&config)?;
-    let mut stream = Stream::new(config.source.topic.clone(), config.clear_tiers.clone());
+    let mut stream = Stream::new(Rules {
+        worker_id: config.worker_id.clone(),
+        topic: config.source.topic.clone(),
+        clear_tiers: config.clear_tiers.clone(),
+        replays: config.source.replay.is_some(),
+        copies: config.copies,
+        components: config.cache_spec.is_some(),
+        rank: config.rank,
+    });
     let mut subscriber = Subscriber::new(config.source.clone());
+    let mut replayer = Replayer::new(config.source.replay.clone());
+    let mut asks_again = false;
+    let mut grace = Grace::new(config.grace);
     let mut changes = Chunker::default();
     let mut in_flight: Option<Sending> = None;
     let mut shutdown = pin!(shutdown);
@@ -104,14 +162,39 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         if in_flight.is_none() {
             in_flight = changes.pop().map(|actions| Box::pin(sender.send(actions)) as Sending);
         }
+        if let Some(from) = stream.question() {
+            replayer.ask(from, asks_again);
+        }
+        let has_room = changes.bytes() < PENDING_BYTES_MAX;
+        // Not biased: neither a flood of live batches nor a long replay may keep the other waiting.
         tokio::select! {
-            biased;
             () = &mut shutdown => break,
+            () = grace.over() => {
+                warn!(worker = config.worker_id, "the worker is gone: its placements are withdrawn");
+                stream.withdraw(&mut changes);
+            }
+            answer = replayer.next(), if has_room => {
+                asks_again = matches!(answer, Answer::Failed);
+                match answer {
+                    Answer::Batch(batch) => stream.replayed(batch, &mut changes),
+                    Answer::Ended => stream.replay_ended(&mut changes),
+                    Answer::Failed => stream.replay_failed(&mut changes),
+                }
+                if !stream.repairing() {
+                    replayer.stop();
+                }
+            }
             sent = finish(&mut in_flight), if in_flight.is_some() => sent?,
-            signal = subscriber.next(), if changes.bytes() < PENDING_BYTES_MAX => match signal {
-                Signal::Connected => info!(worker = config.worker_id, "connected to the publisher"),
+            signal = subscriber.next(), if has_room => match signal {
+                Signal::Connected => {
+                    info!(worker = config.worker_id, "connected to the publisher");
+                    grace.stop();
+                    stream.connected();
+                }
                 Signal::Disconnected => {
+                    grace.start();
                     stream.disconnected();
+                    replayer.stop();
                     let last = stream.last_sequence();
                     warn!(worker = config.worker_id, last, "lost the publisher: {}", stream.health());
                 }
@@ -135,6 +218,38 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     }
     info!(worker = config.worker_id, last = stream.last_sequence(), "bridge stops: {}", stream.health());
     Ok(())
+}
+
+/// How long the worker may still be gone.
+struct Grace {
+    limit: Option<Duration>,
+    until: Option<Instant>,
+}
+
+impl Grace {
+    /// The worker is not there yet.
+    fn new(limit: Option<Duration>) -> Self {
+        let mut grace = Grace { limit, until: None };
+        grace.start();
+        grace
+    }
+
+    fn start(&mut self) {
+        self.until = self.limit.map(|limit| Instant::now() + limit);
+    }
+
+    fn stop(&mut self) {
+        self.until = None;
+    }
+
+    /// Waits until the worker has been gone for too long; told once. Cancelling it loses nothing.
+    async fn over(&mut self) {
+        match self.until {
+            Some(until) => tokio::time::sleep_until(until).await,
+            None => std::future::pending().await,
+        }
+        self.until = None;
+    }
 }
 
 type Sending = Pin<Box<dyn Future<Output = Result<(), Refused>> + Send>>;

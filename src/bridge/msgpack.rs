@@ -147,6 +147,11 @@ impl Integer {
         if self.negative { None } else { u32::try_from(self.bits.cast_unsigned()).ok() }
     }
 
+    /// Whether the value is below 0.
+    pub(super) fn is_negative(self) -> bool {
+        self.negative
+    }
+
     /// The value, unless it is over `i64::MAX`.
     pub(super) fn to_i64(self) -> Option<i64> {
         (self.negative || self.bits >= 0).then_some(self.bits)
