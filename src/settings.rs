@@ -25,6 +25,17 @@ pub struct Setting {
     pub help: &'static str,
 }
 
+/// The filter of a binary's log, in the syntax of `tracing`.
+pub const LOG_FILTER: Setting = Setting {
+    name: "RUST_LOG",
+    value: "FILTER",
+    default: Some("info"),
+    help: "What to log, such as info or sgl_kv_indexer=debug.",
+};
+
+/// What [`LOG_FILTER`] takes, for its errors.
+pub const LOG_FILTER_TAKES: &str = "a level such as info, or a list of target=level";
+
 /// A setting that is missing or has a value it does not take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingError {

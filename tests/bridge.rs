@@ -353,6 +353,12 @@ async fn the_binary_exits_by_what_stopped_it() {
     assert_eq!((output.status.code(), told.lines().count()), (Some(2), 1), "{told}");
     assert!(told.contains("KV_INDEXER_WORKER_ID"), "{told}");
 
+    let loud = [("KV_INDEXER_WORKER_ID", "w0"), ("RUST_LOG", "sgl_kv_indexer=loud")];
+    let output = binary().envs(loud).output().await.expect("run");
+    let told = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!((output.status.code(), told.lines().count()), (Some(2), 1), "{told}");
+    assert!(told.contains("RUST_LOG") && told.contains("takes"), "{told}");
+
     let output = binary().arg("--help").output().await.expect("run");
     let told = String::from_utf8(output.stdout).expect("UTF-8");
     assert_eq!(output.status.code(), Some(0));

@@ -8,9 +8,9 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::Command;
-use sgl_kv_indexer::bridge::config::TABLE;
+use sgl_kv_indexer::bridge::config::{Config, TABLE};
 use sgl_kv_indexer::bridge::{self, RunError, streams};
-use sgl_kv_indexer::settings::{Invocation, Settings};
+use sgl_kv_indexer::settings::{Invocation, LOG_FILTER, LOG_FILTER_TAKES, Settings};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -24,7 +24,7 @@ async fn main() -> ExitCode {
         .about("Follows engines' KV cache events and reports them to a kv-indexer-server.");
     let invocation = Settings::read(TABLE, command, std::env::args_os(), |name| std::env::var_os(name));
     let configs = match invocation {
-        Ok(Invocation::Run(settings)) => streams::read(&settings).map_err(|error| error.to_string()),
+        Ok(Invocation::Run(settings)) => configure(&settings),
         Ok(Invocation::Exit { text, code: 0 }) => {
             print!("{text}");
             return ExitCode::SUCCESS;
@@ -35,14 +35,13 @@ async fn main() -> ExitCode {
         }
         Err(error) => Err(error.to_string()),
     };
-    let configs = match configs {
-        Ok(configs) => configs,
+    let (configs, filter) = match configs {
+        Ok(configured) => configured,
         Err(error) => {
             eprintln!("kv-indexer-bridge: {error}");
             return ExitCode::from(2);
         }
     };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
 
@@ -71,4 +70,13 @@ async fn main() -> ExitCode {
             }
         }
     }
+}
+
+/// Reads all settings: the streams, and what of them to log.
+fn configure(settings: &Settings) -> Result<(Vec<Config>, EnvFilter), String> {
+    let configs = streams::read(settings).map_err(|error| error.to_string())?;
+    let filter = settings
+        .parse(&LOG_FILTER, LOG_FILTER_TAKES, |text| EnvFilter::try_new(text).ok())
+        .map_err(|error| error.to_string())?;
+    Ok((configs, filter))
 }

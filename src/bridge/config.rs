@@ -11,7 +11,7 @@ use http::Uri;
 use super::copies::Reading;
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
-use crate::settings::{Setting, SettingError, Settings};
+use crate::settings::{LOG_FILTER, Setting, SettingError, Settings};
 
 const WORKER_ID: Setting = Setting {
     name: "KV_INDEXER_WORKER_ID",
@@ -150,6 +150,7 @@ pub const TABLE: &[Setting] = &[
     MAMBA_TIERS,
     CACHE_SPEC_VERSION,
     STREAMS,
+    LOG_FILTER,
 ];
 
 /// Keys of a stream in a file of streams, and the settings they stand for.
