@@ -12,6 +12,33 @@
 //! A Rust router can embed the index: [`arena::Index`] and [`scan`] need no
 //! network, no runtime and no environment. The library never reads the
 //! environment or binds a port by itself; the binaries do.
+//!
+//! ```
+//! use sgl_kv_indexer::arena::{Action, Batch, BatchError, Index, PackedHashes, Tier};
+//! use sgl_kv_indexer::scan::{PrefixScratch, prefix};
+//!
+//! let index = Index::new();
+//! // Hashes are their little-endian bytes, as a packed `repeated sfixed64` has them.
+//! let prompt = PackedHashes::pack(&[11, 22, 33]);
+//! let hashes = PackedHashes::new(&prompt).expect("a multiple of eight bytes");
+//! index.apply(&Batch {
+//!     worker_id: "worker-0",
+//!     worker_address: "http://10.0.0.1:30000",
+//!     cache_spec: None,
+//!     seq: 1,
+//!     actions: &[Action::Report { tier: Tier::Hbm, hashes: hashes.first(2), masks: &[], tokens: &[16, 16] }],
+//! })?;
+//!
+//! let mut scratch = PrefixScratch::default();
+//! let view = index.read();
+//! prefix(&view, hashes, &mut scratch);
+//! let labels = view.labels();
+//! drop(view);
+//! let best = scratch.matches().first().expect("a worker has the first block");
+//! assert_eq!(best.blocks, 2);
+//! assert_eq!(labels.get(best.worker).map(|label| label.address()), Some("http://10.0.0.1:30000"));
+//! # Ok::<(), BatchError>(())
+//! ```
 
 pub mod arena;
 pub mod bridge;

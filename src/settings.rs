@@ -25,6 +25,17 @@ pub struct Setting {
     pub help: &'static str,
 }
 
+/// The filter of a binary's log, in the syntax of `tracing`.
+pub const LOG_FILTER: Setting = Setting {
+    name: "RUST_LOG",
+    value: "FILTER",
+    default: Some("info"),
+    help: "What to log, such as info or sgl_kv_indexer=debug.",
+};
+
+/// What [`LOG_FILTER`] takes, for its errors.
+pub const LOG_FILTER_TAKES: &str = "a level such as info, or a list of target=level";
+
 /// A setting that is missing or has a value it does not take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingError {
@@ -109,6 +120,14 @@ impl Settings {
     /// Settings from pairs, for tests and embedders.
     pub fn from_pairs(pairs: impl IntoIterator<Item = (&'static str, &'static str)>) -> Self {
         Settings { values: pairs.into_iter().map(|(name, value)| (name, value.to_owned())).collect() }
+    }
+
+    /// These settings with others laid over them.
+    #[must_use]
+    pub fn overlaid(&self, over: impl IntoIterator<Item = (&'static Setting, String)>) -> Self {
+        let mut values = self.values.clone();
+        values.extend(over.into_iter().map(|(setting, value)| (setting.name, value)));
+        Settings { values }
     }
 
     /// The value given for `setting`, else its default.

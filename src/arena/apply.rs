@@ -65,10 +65,11 @@ impl<'a> Report<'a> {
         self.masks.get(at).copied().unwrap_or(0)
     }
 
-    /// How many blocks from `at` on have the mask of the first.
-    fn alike(&self, at: usize) -> usize {
-        match self.masks.get(at..) {
-            None | Some([]) => self.hashes.len() - at,
+    /// How many blocks from `at` on, at most `most`, have the mask of the first.
+    fn alike(&self, at: usize, most: usize) -> usize {
+        let most = most.min(self.hashes.len() - at);
+        match self.masks.get(at..at + most) {
+            None => most,
             Some(masks) => masks.iter().take_while(|mask| **mask == masks[0]).count(),
         }
     }
@@ -169,7 +170,7 @@ impl Arena {
 
     /// Reports a stretch that somebody holds, from `block` on.
     fn report_held(&mut self, report: &Report<'_>, at: usize, block: BlockId) -> Stretch {
-        let alike = report.alike(at).min(self.blocks.same_set(block));
+        let alike = report.alike(at, self.blocks.same_set(block, report.hashes.len() - at));
         let blocks = common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..]);
         let stretch = Stretch { first: block, blocks };
         let old = self.blocks.set(block);
@@ -192,7 +193,7 @@ impl Arena {
 
     /// Brings a stretch of ghosts back, unless it is a splinter.
     fn revive(&mut self, report: &Report<'_>, at: usize, ghost: BlockId, adjacent: bool) -> Option<Stretch> {
-        let ghosts = self.blocks.ghosts_from(ghost, report.alike(at));
+        let ghosts = report.alike(at, self.blocks.ghosts_from(ghost, report.hashes.len() - at));
         let blocks = common(&self.blocks.hashes_from(ghost)[..ghosts], &report.hashes[at..]);
         if !adjacent && blocks < GHOSTS_WORTH_REVIVING && at + blocks < report.hashes.len() {
             return None;
@@ -208,7 +209,7 @@ impl Arena {
 
     /// Stores the new blocks from `at` on, in `next` if it is free.
     fn store(&mut self, report: &Report<'_>, at: usize, next: Option<BlockId>) -> Stretch {
-        let alike = report.alike(at).min(NEW_BLOCKS_AHEAD);
+        let alike = report.alike(at, NEW_BLOCKS_AHEAD);
         let hashes = &report.hashes[at..at + alike];
         let unknown = |hash: &&[u8; 8]| self.table.find(i64::from_le_bytes(**hash), &self.blocks).is_none();
         let new = 1 + hashes[1..].iter().take_while(unknown).count();
@@ -266,7 +267,7 @@ impl Arena {
                 previous = None;
                 continue;
             };
-            let same = self.blocks.same_set(block);
+            let same = self.blocks.same_set(block, hashes.len() - at);
             let ascending = common(&self.blocks.hashes_from(block)[..same], &hashes[at..]);
             let descending = self.blocks.descending(block, &hashes[at..]);
             let (stretch, last) = if ascending >= descending {
@@ -354,7 +355,7 @@ impl Arena {
             let mut left = ((range.end() - range.start()) as usize + 1).min(most - done);
             done += left;
             while left > 0 {
-                let blocks = left.min(self.blocks.same_set(block));
+                let blocks = self.blocks.same_set(block, left);
                 self.withdraw(worker, tier, generation, Stretch { first: block, blocks }, false);
                 left -= blocks;
                 block = BlockId(block.0.wrapping_add(blocks as u32));

@@ -25,11 +25,11 @@
 
 use std::ops::RangeInclusive;
 
+use super::bits::{self, Bits, WORDS};
 use super::ids::{BlockId, SetId};
 
 /// Slots of a chunk: one container of a roaring bitmap.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
-const WORDS: usize = CHUNK_SLOTS / 64;
 
 /// A chunk is swept for free slots once this share of it is free. Smaller costs
 /// fragmentation, larger costs bytes: an eighth is at most 3 bytes per block.
@@ -39,7 +39,12 @@ const REFILL_FREE_MIN: usize = CHUNK_SLOTS / 8;
 /// the longest of them is taken. Each costs a few nanoseconds.
 const RANGES_TRIED: usize = 16;
 
-type Bits = Box<[u64; WORDS]>;
+/// What a reader wants to know of 64 slots.
+#[derive(Debug, Clone, Copy, Default)]
+struct Marks {
+    edge: u64,
+    start: u64,
+}
 
 /// The token counts of a chunk's blocks.
 #[derive(Debug)]
@@ -53,7 +58,7 @@ enum Tokens {
 /// One chunk of columns.
 ///
 /// Invariants: a slot's set is [`SetId::EMPTY`] exactly where its `used` bit is
-/// clear; `ghosts` bits are set only where `used` bits are clear; an `edges` bit
+/// clear; `ghosts` bits are set only where `used` bits are clear; an `edge` bit
 /// is set exactly where the set differs from the left neighbour's, the first
 /// slot's neighbour being empty.
 #[derive(Debug)]
@@ -61,10 +66,9 @@ struct Chunk {
     hashes: Box<[[u8; 8]; CHUNK_SLOTS]>,
     sets: Box<[SetId; CHUNK_SLOTS]>,
     tokens: Tokens,
-    used: Bits,
-    ghosts: Bits,
-    edges: Bits,
-    starts: Bits,
+    marks: Box<[Marks; WORDS]>,
+    used: Box<Bits>,
+    ghosts: Box<Bits>,
     live: usize,
     remembered: usize,
 }
@@ -79,10 +83,9 @@ impl Chunk {
             hashes: column([0; 8]),
             sets: column(SetId::EMPTY),
             tokens: Tokens::Same(0),
+            marks: column(Marks::default()),
             used: column(0),
             ghosts: column(0),
-            edges: column(0),
-            starts: column(0),
             live: 0,
             remembered: 0,
         }
@@ -131,17 +134,23 @@ impl Chunk {
         }
     }
 
+    fn clear_starts(&mut self, from: usize, to: usize) {
+        for (word, mask) in bits::masks(from, to) {
+            self.marks[word].start &= !mask;
+        }
+    }
+
     fn audit_slot(&self, block: BlockId) -> Result<(), String> {
         let slot = block.slot();
-        let used = get_bit(&self.used, slot);
+        let used = bits::get(&self.used, slot);
         if used == (self.sets[slot] == SetId::EMPTY) {
             return Err(format!("I2: {block:?} is in use: {used}, but has {:?}", self.sets[slot]));
         }
-        if used && get_bit(&self.ghosts, slot) {
+        if used && bits::get(&self.ghosts, slot) {
             return Err(format!("I2: {block:?} is in use and a ghost"));
         }
         let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
-        if get_bit(&self.edges, slot) != (self.sets[slot] != left) {
+        if (self.marks[slot / 64].edge >> (slot % 64) & 1 == 1) != (self.sets[slot] != left) {
             return Err(format!("I3: {block:?} has a wrong edge"));
         }
         Ok(())
@@ -153,51 +162,8 @@ impl Chunk {
             return;
         }
         let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
-        put_bit(&mut self.edges, slot, self.sets[slot] != left);
+        bits::put(&mut self.marks[slot / 64].edge, slot, self.sets[slot] != left);
     }
-}
-
-fn put_bit(bits: &mut [u64; WORDS], slot: usize, value: bool) {
-    let word = &mut bits[slot / 64];
-    *word = *word & !(1 << (slot % 64)) | u64::from(value) << (slot % 64);
-}
-
-fn get_bit(bits: &[u64; WORDS], slot: usize) -> bool {
-    bits[slot / 64] >> (slot % 64) & 1 == 1
-}
-
-/// Sets or clears the bits of `from..to`.
-fn put_bits(bits: &mut [u64; WORDS], from: usize, to: usize, value: bool) {
-    let mut slot = from;
-    while slot < to {
-        let end = (slot / 64 * 64 + 64).min(to);
-        let mask = (!0u64 >> (64 - (end - slot))) << (slot % 64);
-        let word = &mut bits[slot / 64];
-        *word = if value { *word | mask } else { *word & !mask };
-        slot = end;
-    }
-}
-
-fn count_bits(bits: &[u64; WORDS]) -> usize {
-    bits.iter().map(|word| word.count_ones() as usize).sum()
-}
-
-/// The first slot at or after `from` for whose word `word` gives a set bit, else [`CHUNK_SLOTS`].
-#[inline]
-fn next_bit(from: usize, word: impl Fn(usize) -> u64) -> usize {
-    if from >= CHUNK_SLOTS {
-        return CHUNK_SLOTS;
-    }
-    let mut number = from / 64;
-    let mut bits = word(number) & (!0 << (from % 64));
-    while bits == 0 {
-        number += 1;
-        if number == WORDS {
-            return CHUNK_SLOTS;
-        }
-        bits = word(number);
-    }
-    number * 64 + bits.trailing_zeros() as usize
 }
 
 /// A stretch of consecutive slots of one chunk.
@@ -272,7 +238,7 @@ impl Blocks {
     /// Runs of blocks with one set, of all blocks.
     pub(crate) fn runs(&self) -> usize {
         let runs = |chunk: &Chunk| -> u32 {
-            (0..WORDS).map(|word| (chunk.edges[word] & chunk.used[word]).count_ones()).sum()
+            (0..WORDS).map(|word| (chunk.marks[word].edge & chunk.used[word]).count_ones()).sum()
         };
         self.chunks.iter().flatten().map(|chunk| runs(chunk) as usize).sum()
     }
@@ -312,6 +278,13 @@ impl Blocks {
         self.chunk(block).sets[block.slot()]
     }
 
+    /// The sets of a stretch's slots.
+    #[inline]
+    pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
+        let slot = stretch.first.slot();
+        &self.chunk(stretch.first).sets[slot..slot + stretch.blocks]
+    }
+
     /// The block's length in tokens, 0 if unknown.
     pub(crate) fn tokens(&self, block: BlockId) -> u32 {
         match &self.chunk(block).tokens {
@@ -331,20 +304,19 @@ impl Blocks {
         }
     }
 
-    /// Blocks from `block` on that share its set, in this chunk.
+    /// Blocks from `block` on that share its set, in this chunk and at most `most`.
     #[inline]
-    pub(crate) fn same_set(&self, block: BlockId) -> usize {
-        let chunk = self.chunk(block);
-        let edges = &chunk.edges;
-        next_bit(block.slot() + 1, |word| edges[word]) - block.slot()
+    pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
+        let (slot, marks) = (block.slot(), &self.chunk(block).marks);
+        bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| marks[word].edge) - slot
     }
 
-    /// Like [`Blocks::same_set`], but no further than the next start of a stretch.
+    /// Slots from `block` on up to the next start of a stretch, in this chunk and at most `most`.
     #[inline]
-    pub(crate) fn run(&self, block: BlockId) -> usize {
-        let chunk = self.chunk(block);
-        let (edges, starts) = (&chunk.edges, &chunk.starts);
-        next_bit(block.slot() + 1, |word| edges[word] | starts[word]) - block.slot()
+    pub(crate) fn stretch(&self, block: BlockId, most: usize) -> Stretch {
+        let (slot, marks) = (block.slot(), &self.chunk(block).marks);
+        let end = bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| marks[word].start);
+        Stretch { first: block, blocks: end - slot }
     }
 
     /// The slot after a stretch, if the chunk has one.
@@ -366,7 +338,7 @@ impl Blocks {
 
     /// Whether a slot's hash stands in the table.
     pub(crate) fn is_known(&self, block: BlockId) -> bool {
-        self.set(block) != SetId::EMPTY || get_bit(&self.chunk(block).ghosts, block.slot())
+        self.set(block) != SetId::EMPTY || bits::get(&self.chunk(block).ghosts, block.slot())
     }
 
     /// How many of `hashes` stand in `block` and the slots before it with the same set.
@@ -403,13 +375,13 @@ impl Blocks {
     /// Forgets that a stretch was stored from `block` on: a report named it after its left neighbour.
     pub(crate) fn join(&mut self, block: BlockId) {
         let slot = block.slot();
-        put_bit(&mut self.chunk_mut(block).starts, slot, false);
+        bits::put(&mut self.chunk_mut(block).marks[slot / 64].start, slot, false);
     }
 
     /// The same for all but the first block of a stretch.
     pub(crate) fn join_within(&mut self, stretch: Stretch) {
         let slot = stretch.first.slot();
-        put_bits(&mut self.chunk_mut(stretch.first).starts, slot + 1, slot + stretch.blocks, false);
+        self.chunk_mut(stretch.first).clear_starts(slot + 1, slot + stretch.blocks);
     }
 
     /// Frees a stretch in use and remembers its blocks as ghosts.
@@ -417,9 +389,11 @@ impl Blocks {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
         chunk.sets[from..to].fill(SetId::EMPTY);
-        put_bits(&mut chunk.used, from, to, false);
-        put_bits(&mut chunk.ghosts, from, to, true);
-        put_bits(&mut chunk.edges, from, to, false);
+        bits::put_range(&mut chunk.used, from, to, false);
+        bits::put_range(&mut chunk.ghosts, from, to, true);
+        for (word, mask) in bits::masks(from, to) {
+            chunk.marks[word].edge &= !mask;
+        }
         chunk.mend_edge(from);
         chunk.mend_edge(to);
         chunk.live -= stretch.blocks;
@@ -435,7 +409,7 @@ impl Blocks {
     pub(crate) fn revive(&mut self, stretch: Stretch, set: SetId, tokens: &[u32]) {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
-        put_bits(&mut chunk.ghosts, from, to, false);
+        bits::put_range(&mut chunk.ghosts, from, to, false);
         chunk.remembered -= stretch.blocks;
         self.remembered -= stretch.blocks;
         self.take(stretch, set, tokens);
@@ -446,7 +420,7 @@ impl Blocks {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
         chunk.sets[from..to].fill(set);
-        put_bits(&mut chunk.used, from, to, true);
+        bits::put_range(&mut chunk.used, from, to, true);
         chunk.mend_edge(from);
         chunk.mend_edge(to);
         chunk.live += stretch.blocks;
@@ -459,21 +433,22 @@ impl Blocks {
         let slot = first.slot();
         let chunk = self.chunk_mut(first);
         chunk.hashes[slot..slot + hashes.len()].copy_from_slice(hashes);
-        put_bits(&mut chunk.starts, slot, slot + hashes.len(), false);
-        put_bit(&mut chunk.starts, slot, true);
+        chunk.clear_starts(slot, slot + hashes.len());
+        bits::put(&mut chunk.marks[slot / 64].start, slot, true);
     }
 
     /// Ghosts from `block` on without a gap, at most `most`.
     pub(crate) fn ghosts_from(&self, block: BlockId, most: usize) -> usize {
         let ghosts = &self.chunk(block).ghosts;
-        (next_bit(block.slot(), |word| !ghosts[word]) - block.slot()).min(most)
+        let slot = block.slot();
+        bits::next(slot, CHUNK_SLOTS.min(slot + most), |word| !ghosts[word]) - slot
     }
 
     /// Forgets a ghost that has been taken out of the table.
     pub(crate) fn forget(&mut self, block: BlockId) {
         let slot = block.slot();
         let chunk = self.chunk_mut(block);
-        put_bit(&mut chunk.ghosts, slot, false);
+        bits::put(&mut chunk.ghosts[slot / 64], slot, false);
         chunk.remembered -= 1;
         self.remembered -= 1;
     }
@@ -485,7 +460,7 @@ impl Blocks {
         let ghosts = &self.chunk(stretch.first).ghosts;
         let mut slot = from;
         std::iter::from_fn(move || {
-            slot = next_bit(slot, |word| ghosts[word]);
+            slot = bits::next(slot, to, |word| ghosts[word]);
             (slot < to).then(|| {
                 slot += 1;
                 BlockId::new(chunk, slot - 1)
@@ -498,8 +473,8 @@ impl Blocks {
         if self.scattered || block.slot() >= self.chunk_slots {
             return 0;
         }
-        let used = &self.chunk(block).used;
-        (next_bit(block.slot(), |word| used[word]).min(self.chunk_slots) - block.slot()).min(most)
+        let (slot, used) = (block.slot(), &self.chunk(block).used);
+        bits::next(slot, self.chunk_slots.min(slot + most), |word| used[word]) - slot
     }
 
     /// Free slots for up to `blocks` blocks, at least one; they may have ghosts.
@@ -520,15 +495,15 @@ impl Blocks {
         let mut from = self.swept;
         let mut best: Option<(usize, usize)> = None;
         for _ in 0..RANGES_TRIED {
-            from = next_bit(from, |word| !used[word]);
-            if from >= self.chunk_slots {
+            from = bits::next(from, self.chunk_slots, |word| !used[word]);
+            if from == self.chunk_slots {
                 break;
             }
-            let to = next_bit(from, |word| used[word]).min(self.chunk_slots);
+            let to = bits::next(from, self.chunk_slots.min(from + blocks), |word| used[word]);
             if best.is_none_or(|(best_from, best_to)| to - from > best_to - best_from) {
                 best = Some((from, to));
             }
-            if to - from >= blocks {
+            if to - from == blocks {
                 break;
             }
             from = to;
@@ -602,9 +577,9 @@ impl Blocks {
             let known = |word: usize| chunk.used[word] | chunk.ghosts[word];
             let mut slot = 0;
             std::iter::from_fn(move || {
-                slot = next_bit(slot, known) + 1;
+                slot = bits::next(slot, CHUNK_SLOTS, known) + 1;
                 (slot <= CHUNK_SLOTS)
-                    .then(|| (BlockId::new(number, slot - 1), get_bit(&chunk.used, slot - 1)))
+                    .then(|| (BlockId::new(number, slot - 1), bits::get(&chunk.used, slot - 1)))
             })
         })
     }
@@ -617,13 +592,13 @@ impl Blocks {
         {
             for word in 0..WORDS {
                 let sets = &chunk.sets[word * 64..word * 64 + 64];
-                let bits = chunk.used[word] | chunk.ghosts[word] | chunk.edges[word];
+                let bits = chunk.used[word] | chunk.ghosts[word] | chunk.marks[word].edge;
                 if bits != 0 || sets.iter().any(|set| *set != SetId::EMPTY) {
                     (word * 64..word * 64 + 64)
                         .try_for_each(|slot| chunk.audit_slot(BlockId::new(number, slot)))?;
                 }
             }
-            let counted = (count_bits(&chunk.used), count_bits(&chunk.ghosts));
+            let counted = (bits::count(&chunk.used), bits::count(&chunk.ghosts));
             if counted != (chunk.live, chunk.remembered) {
                 return Err(format!("I2: chunk {number} counts its slots wrong: {counted:?}"));
             }

@@ -28,6 +28,7 @@
 
 mod apply;
 mod audit;
+mod bits;
 mod blocks;
 mod hashes;
 mod ids;
@@ -105,7 +106,7 @@ struct Arena {
 
 impl Arena {
     fn new(tuning: Tuning) -> Self {
-        let mix = if tuning.colliding { Mix::with_keys(0, 0) } else { Mix::random() };
+        let mix = if tuning.colliding { Mix::colliding() } else { Mix::random() };
         Arena {
             blocks: Blocks::new(tuning.chunk_slots, tuning.scattered),
             table: Table::new(mix, tuning.segment_bits),

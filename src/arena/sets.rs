@@ -44,7 +44,7 @@ pub(crate) struct Holder {
 impl Holder {
     pub(crate) fn new(worker: WorkerId, tier: Tier, generation: usize) -> Self {
         let place = (tier.index() << 1 | generation) as u32;
-        Holder { key: worker.0 / 64 << 3 | place, bit: worker.0 % 64 }
+        Holder { key: ((worker.0 / 64) << 3) | place, bit: worker.0 % 64 }
     }
 
     fn bits(self) -> u64 {
@@ -55,24 +55,32 @@ impl Holder {
 /// Workers of one word that hold a block alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Entry {
-    key: u32,
-    mask: u32,
+    /// Key in the upper, mask in the lower half: entries are sorted by this.
+    place: u64,
     pub(crate) bits: u64,
 }
 
 const _: () = assert!(size_of::<Entry>() == 16, "four entries to a cache line");
 
+fn place(key: u32, mask: u32) -> u64 {
+    u64::from(key) << 32 | u64::from(mask)
+}
+
 impl Entry {
+    fn key(self) -> u32 {
+        (self.place >> 32) as u32
+    }
+
     /// The workers' word: their ids divided by 64.
     #[inline]
     pub(crate) fn word(self) -> usize {
-        (self.key >> 3) as usize
+        (self.place >> 35) as usize
     }
 
     /// The tier's index, 0 for HBM.
     #[inline]
     pub(crate) fn tier_index(self) -> usize {
-        (self.key >> 1 & 3) as usize
+        (self.place >> 33 & 3) as usize
     }
 
     pub(crate) fn tier(self) -> Tier {
@@ -81,12 +89,18 @@ impl Entry {
 
     #[inline]
     pub(crate) fn generation(self) -> usize {
-        (self.key & 1) as usize
+        (self.place >> 32 & 1) as usize
+    }
+
+    /// Whether it is about the same workers' word, tier, generation and mask.
+    #[inline]
+    pub(crate) fn same_place(self, other: Entry) -> bool {
+        self.place == other.place
     }
 
     #[inline]
     pub(crate) fn mask(self) -> u32 {
-        self.mask
+        self.place as u32
     }
 }
 
@@ -173,8 +187,8 @@ impl Sets {
 
     /// The component mask with which `holder` is in the set, if it is.
     pub(crate) fn mask_of(&self, id: SetId, holder: Holder) -> Option<u32> {
-        let held = |entry: &&Entry| entry.key == holder.key && entry.bits & holder.bits() != 0;
-        self.entries(id).iter().find(held).map(|entry| entry.mask)
+        let held = |entry: &&Entry| entry.key() == holder.key && entry.bits & holder.bits() != 0;
+        self.entries(id).iter().find(held).map(|entry| entry.mask())
     }
 
     fn placement(&self, holder: Holder, mask: u32) -> u64 {
@@ -207,24 +221,21 @@ impl Sets {
         let mut content = if id == SetId::EMPTY { 0 } else { self.set(id).content };
         if let Some(old) = old_mask {
             content ^= self.placement(holder, old);
-            if let Ok(place) =
-                entries.binary_search_by_key(&(holder.key, old), |entry| (entry.key, entry.mask))
-            {
-                entries[place].bits &= !holder.bits();
-                if entries[place].bits == 0 {
-                    entries.remove(place);
+            if let Ok(found) = entries.binary_search_by_key(&place(holder.key, old), |entry| entry.place) {
+                entries[found].bits &= !holder.bits();
+                if entries[found].bits == 0 {
+                    entries.remove(found);
                 }
             }
         }
         if let Some(new) = mask {
             content ^= self.placement(holder, new);
-            match entries.binary_search_by_key(&(holder.key, new), |entry| (entry.key, entry.mask)) {
-                Ok(place) => entries[place].bits |= holder.bits(),
-                Err(place) => {
-                    entries.insert(place, Entry { key: holder.key, mask: new, bits: holder.bits() })
-                }
+            match entries.binary_search_by_key(&place(holder.key, new), |entry| entry.place) {
+                Ok(found) => entries[found].bits |= holder.bits(),
+                Err(gap) => entries.insert(gap, Entry { place: place(holder.key, new), bits: holder.bits() }),
             }
         }
+        entries.shrink_to_fit();
         let to = self.intern(entries, content);
         self.last = Some(Change { from: id, holder, mask, to });
         to
@@ -333,10 +344,11 @@ impl Sets {
     /// Checks the invariants that sets have by themselves.
     pub(crate) fn audit(&self) -> Result<(), String> {
         for (id, entries, blocks) in self.iter() {
-            let sorted =
-                entries.windows(2).all(|pair| (pair[0].key, pair[0].mask) < (pair[1].key, pair[1].mask));
+            let sorted = entries.windows(2).all(|pair| pair[0].place < pair[1].place);
             let disjoint = entries.iter().enumerate().all(|(place, entry)| {
-                entries[..place].iter().all(|other| other.key != entry.key || other.bits & entry.bits == 0)
+                entries[..place]
+                    .iter()
+                    .all(|other| other.key() != entry.key() || other.bits & entry.bits == 0)
             });
             if !sorted || !disjoint || entries.is_empty() || entries.iter().any(|entry| entry.bits == 0) {
                 return Err(format!("{id:?} has disorderly entries {entries:?}"));
@@ -346,7 +358,7 @@ impl Sets {
             }
             let content = entries.iter().fold(0, |content, entry| {
                 (0..64).filter(|bit| entry.bits >> bit & 1 == 1).fold(content, |content, bit| {
-                    content ^ self.placement(Holder { key: entry.key, bit }, entry.mask)
+                    content ^ self.placement(Holder { key: entry.key(), bit }, entry.mask())
                 })
             });
             let mut found = self.by_content[map_of(content)].get(&content).copied().unwrap_or(SetId::EMPTY);

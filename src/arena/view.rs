@@ -96,10 +96,16 @@ impl ReadView {
         self.arena.blocks.hashes_from(block)
     }
 
-    /// Number of blocks from `block` on that share its set and may be one chain.
+    /// Blocks from `block` on, at most `most`, that share its set.
     #[inline]
-    pub(crate) fn run(&self, block: BlockId) -> usize {
-        self.arena.blocks.run(block)
+    pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
+        self.arena.blocks.same_set(block, most)
+    }
+
+    /// Slots from `block` on, at most `most`, that may hold one chain.
+    #[inline]
+    pub(crate) fn stretch(&self, block: BlockId, most: usize) -> Stretch {
+        self.arena.blocks.stretch(block, most)
     }
 
     /// The slot after a stretch, which may be free.
@@ -111,6 +117,12 @@ impl ReadView {
     #[inline]
     pub(crate) fn set(&self, block: BlockId) -> SetId {
         self.arena.blocks.set(block)
+    }
+
+    /// The sets of a stretch's slots.
+    #[inline]
+    pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
+        self.arena.blocks.sets_of(stretch)
     }
 
     #[inline]

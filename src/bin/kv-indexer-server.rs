@@ -3,14 +3,14 @@
 //! Exits with 0 after a drain, 1 if the address cannot be listened on, 2 for a
 //! bad setting or flag.
 
-use std::io::Write;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Command;
 use sgl_kv_indexer::arena::Index;
-use sgl_kv_indexer::server::{self, Config, LOG_FILTER, SETTINGS};
-use sgl_kv_indexer::settings::{Invocation, SettingError, Settings};
+use sgl_kv_indexer::server::{self, Config, SETTINGS};
+use sgl_kv_indexer::settings::{Invocation, LOG_FILTER, LOG_FILTER_TAKES, SettingError, Settings};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -37,9 +37,9 @@ fn main() -> ExitCode {
 /// Reads all settings and starts the log.
 fn configure(settings: &Settings) -> Result<Config, SettingError> {
     let config = Config::from_settings(settings)?;
-    let takes = "a level such as info, or a list of target=level";
-    let filter = settings.parse(&LOG_FILTER, takes, |text| EnvFilter::try_new(text).ok())?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let filter = settings.parse(&LOG_FILTER, LOG_FILTER_TAKES, |text| EnvFilter::try_new(text).ok())?;
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
     Ok(config)
 }
 

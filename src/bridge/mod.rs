@@ -1,1 +1,263 @@
 //! From an engine's event stream to a server.
+//!
+//! One loop per stream: the subscriber hands it messages, [`stream`] turns
+//! them into changes, [`chunker`] packs those into RPCs, and the sender has
+//! one RPC under way. While it is, arriving changes join the RPCs that wait, so a
+//! slow server gets fewer and fuller ones. All of it is one task: no lock, no
+//! queue between tasks, and order holds by construction.
+//!
+//! Bound: at most [`PENDING_BYTES_MAX`] of changes wait, beyond that the socket
+//! is not read until the server has taken some; one message, whose changes take
+//! at most [`CHANGE_BYTES_RATIO`] times its bytes, may pass it.
+
+mod backoff;
+pub mod chunker;
+pub mod config;
+pub mod copies;
+pub mod event;
+pub mod follow;
+mod framing;
+pub mod health;
+mod msgpack;
+mod replay;
+mod sender;
+pub mod stream;
+pub mod streams;
+mod subscriber;
+pub mod zmtp;
+
+use std::fmt;
+use std::pin::{Pin, pin};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+pub use self::sender::{Refused, ServerError};
+
+use self::chunker::Chunker;
+use self::config::Config;
+use self::replay::{Answer, Replayer};
+use self::sender::Sender;
+use self::stream::{Rules, Stream};
+use self::subscriber::{Signal, Subscriber};
+
+/// Most bytes of changes that wait for the server before the socket is left
+/// unread: two million blocks, more than most engines hold.
+pub const PENDING_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Most bytes of changes per byte of a message. The worst is a clear, of 18 bytes
+/// on the wire and one action per tier; engines' stores stay under 4.
+pub const CHANGE_BYTES_RATIO: usize = 48;
+const _: () = assert!(3 * chunker::ACTION_BYTES <= 18 * CHANGE_BYTES_RATIO);
+const _: () = assert!(chunker::HASH_BYTES <= CHANGE_BYTES_RATIO);
+
+/// Longest that a stopping bridge goes on sending what it has received.
+pub const DRAIN_MAX: Duration = Duration::from_secs(5);
+
+/// Why a bridge stopped by itself.
+#[derive(Debug)]
+pub enum RunError {
+    /// The server's address cannot be used.
+    Server(ServerError),
+    /// The server refused a batch for good.
+    Refused(Refused),
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RunError::Server(error) => error.fmt(f),
+            RunError::Refused(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RunError {}
+
+impl From<ServerError> for RunError {
+    fn from(error: ServerError) -> Self {
+        RunError::Server(error)
+    }
+}
+
+impl From<Refused> for RunError {
+    fn from(error: Refused) -> Self {
+        RunError::Refused(error)
+    }
+}
+
+/// Follows many streams until `shutdown` is done, each in a task of its own. One that
+/// ends by itself is told of and the others go on.
+///
+/// # Errors
+/// The first error of any stream, once all have stopped.
+pub async fn run_all(configs: Vec<Config>, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    let (stop, stopped) = tokio::sync::watch::channel(());
+    let mut running = tokio::task::JoinSet::new();
+    for config in configs {
+        let mut stopped = stopped.clone();
+        running.spawn(async move {
+            let worker = config.worker_id.clone();
+            let shutdown = async move {
+                // Its end, a dropped sender, is the word to stop.
+                while stopped.changed().await.is_ok() {}
+            };
+            let ended = run(config, shutdown).await;
+            if let Err(error) = &ended {
+                warn!(worker, "the stream has ended: {error}");
+            }
+            ended
+        });
+    }
+    let mut shutdown = pin!(shutdown);
+    let (mut stop, mut first) = (Some(stop), Ok(()));
+    loop {
+        let ended = tokio::select! {
+            () = &mut shutdown, if stop.is_some() => {
+                stop = None;
+                continue;
+            }
+            ended = running.join_next() => ended,
+        };
+        match ended {
+            Some(Ok(ended)) => first = first.and(ended),
+            // A stream is never aborted, and a panic is told of by its own message.
+            Some(Err(_)) => {}
+            None => return first,
+        }
+    }
+}
+
+/// Follows a stream until `shutdown` is done, then sends what has been received
+/// for at most [`DRAIN_MAX`].
+///
+/// # Errors
+/// The server's address cannot be used, or the server refused a batch for good.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+    let mut sender = Sender::new(&config)?;
+    let mut stream = Stream::new(Rules {
+        worker_id: config.worker_id.clone(),
+        topic: config.source.topic.clone(),
+        clear_tiers: config.clear_tiers.clone(),
+        replays: config.source.replay.is_some(),
+        copies: config.copies,
+        components: config.cache_spec.is_some(),
+        rank: config.rank,
+    });
+    let mut subscriber = Subscriber::new(config.source.clone());
+    let mut replayer = Replayer::new(config.source.replay.clone());
+    let mut asks_again = false;
+    let mut grace = Grace::new(config.grace);
+    let mut changes = Chunker::default();
+    let mut in_flight: Option<Sending> = None;
+    let mut shutdown = pin!(shutdown);
+    info!(
+        worker = config.worker_id,
+        source = config.source.endpoint,
+        server = config.server,
+        "bridge starts"
+    );
+    loop {
+        if in_flight.is_none() {
+            in_flight = changes.pop().map(|actions| Box::pin(sender.send(actions)) as Sending);
+        }
+        if let Some(from) = stream.question() {
+            replayer.ask(from, asks_again);
+        }
+        let has_room = changes.bytes() < PENDING_BYTES_MAX;
+        // Not biased: neither a flood of live batches nor a long replay may keep the other waiting.
+        tokio::select! {
+            () = &mut shutdown => break,
+            () = grace.over() => {
+                warn!(worker = config.worker_id, "the worker is gone: its placements are withdrawn");
+                stream.withdraw(&mut changes);
+            }
+            answer = replayer.next(), if has_room => {
+                asks_again = matches!(answer, Answer::Failed);
+                match answer {
+                    Answer::Batch(batch) => stream.replayed(batch, &mut changes),
+                    Answer::Ended => stream.replay_ended(&mut changes),
+                    Answer::Failed => stream.replay_failed(&mut changes),
+                }
+                if !stream.repairing() {
+                    replayer.stop();
+                }
+            }
+            sent = finish(&mut in_flight), if in_flight.is_some() => sent?,
+            signal = subscriber.next(), if has_room => match signal {
+                Signal::Connected => {
+                    info!(worker = config.worker_id, "connected to the publisher");
+                    grace.stop();
+                    stream.connected();
+                }
+                Signal::Disconnected => {
+                    grace.start();
+                    stream.disconnected();
+                    replayer.stop();
+                    let last = stream.last_sequence();
+                    warn!(worker = config.worker_id, last, "lost the publisher: {}", stream.health());
+                }
+                Signal::Message(frames) => stream.message(&frames, &mut changes),
+            },
+        }
+    }
+    drop(subscriber);
+    let drained = tokio::time::timeout(DRAIN_MAX, async {
+        finish(&mut in_flight).await?;
+        while let Some(actions) = changes.pop() {
+            sender.send(actions).await?;
+        }
+        Ok::<(), Refused>(())
+    });
+    match drained.await {
+        Ok(sent) => sent?,
+        Err(_) => {
+            warn!(worker = config.worker_id, "stopped before the server took everything that was received")
+        }
+    }
+    info!(worker = config.worker_id, last = stream.last_sequence(), "bridge stops: {}", stream.health());
+    Ok(())
+}
+
+/// How long the worker may still be gone.
+struct Grace {
+    limit: Option<Duration>,
+    until: Option<Instant>,
+}
+
+impl Grace {
+    /// The worker is not there yet.
+    fn new(limit: Option<Duration>) -> Self {
+        let mut grace = Grace { limit, until: None };
+        grace.start();
+        grace
+    }
+
+    fn start(&mut self) {
+        self.until = self.limit.map(|limit| Instant::now() + limit);
+    }
+
+    fn stop(&mut self) {
+        self.until = None;
+    }
+
+    /// Waits until the worker has been gone for too long; told once. Cancelling it loses nothing.
+    async fn over(&mut self) {
+        match self.until {
+            Some(until) => tokio::time::sleep_until(until).await,
+            None => std::future::pending().await,
+        }
+        self.until = None;
+    }
+}
+
+type Sending = Pin<Box<dyn Future<Output = Result<(), Refused>> + Send>>;
+
+/// Waits for the RPC under way, if any, and forgets it. Cancelling loses nothing.
+async fn finish(in_flight: &mut Option<Sending>) -> Result<(), Refused> {
+    let Some(sending) = in_flight else { return Ok(()) };
+    let sent = sending.await;
+    *in_flight = None;
+    sent
+}

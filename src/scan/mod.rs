@@ -5,22 +5,24 @@
 //!
 //! **A chain lies in consecutive slots.** The first block is found through the
 //! table. From then on the scan *guesses* that the next block stands in the next
-//! slot. The arena knows where the run of equal placement sets ends, so a whole
-//! run is compared with the request's bytes at once, as `memcmp` does, with no
-//! look-up and no branch per block. Where the guess fails the table is asked:
+//! slot, and the arena marks where a stretch of slots was stored, beyond which
+//! the guess is worth less. A whole stretch is compared with the request's bytes
+//! as `memcmp` does, with no look-up and no branch per block; within it, marks
+//! say where the placement set changes. Only at its end is the next hash looked
+//! for, in the slot behind it, else by the table:
 //!
 //! ```text
 //! block = table[hash 0]
 //! loop:
-//!     run  = blocks from `block` on with one set
-//!     next = the block of the first hash after the run: guess, else table
-//!     same = common prefix of the run and the request
-//!     if same < run: next = table[first hash that differs]
-//!     if the set of `next` is another one: apply the rules to it
+//!     stretch = slots from `block` on to the next start of a stretch
+//!     next    = block of the first hash after the stretch: guess, else table
+//!     same    = common prefix of the stretch and the request
+//!     for each run of one set within `same`: apply the rules to the run
+//!     if same < stretch: next = table[first hash that differs]
 //!     block = next
 //! ```
 //!
-//! `next` is wanted before the run is compared so that its cache misses pass
+//! `next` is wanted before the stretch is compared so that its cache misses pass
 //! while the comparison runs. The guess is a hint: every block is checked by its
 //! hash, so any layout of slots gives the same answer.
 //!
@@ -30,7 +32,7 @@
 //! whether it has SWA or Mamba there, are three words made from them by and, or
 //! and not. A worker costs time only where one of its bits changes. That is why
 //! a run held by 256 workers costs four words, and a set that differs from the
-//! one before by one worker costs four words and that worker. See [`rules`].
+//! one before by one worker costs four words and that worker. See `rules`.
 //!
 //! The scan stops where the answer is settled: nobody's prefix grows any more
 //! and no worker without a spec may still fail closed.
@@ -40,7 +42,7 @@ pub mod lookup;
 pub mod naive;
 mod rules;
 
-use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Stretch, WorkerId};
+use crate::arena::{BlockId, Entry, PackedHashes, ReadView, SetId, Stretch, WorkerId};
 
 use rules::Candidates;
 
@@ -83,47 +85,137 @@ pub fn prefix(view: &ReadView, hashes: PackedHashes<'_>, scratch: &mut PrefixScr
     u32::try_from(read).unwrap_or(u32::MAX)
 }
 
+/// How far a scan has come.
+struct Position<'a> {
+    /// Blocks of the request that have been looked at.
+    at: usize,
+    /// Tokens of these, counted only while a candidate's rule asks for them.
+    tokens: u64,
+    /// Placement set of the last of them, and its entries.
+    set: SetId,
+    entries: &'a [Entry],
+}
+
+/// What a walk along a stretch ended with.
+enum Walk {
+    /// It went through.
+    Through,
+    /// It met a free slot; the hash that stands there may live elsewhere.
+    Free,
+    /// The answer is settled.
+    Settled,
+}
+
 fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usize {
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut block) = find(view, *first) else { return 1 };
-    let mut set = view.set(block);
-    if !candidates.begin(view, view.entries(set)) {
+    let set = view.set(block);
+    let mut position = Position { at: 0, tokens: 0, set, entries: view.entries(set) };
+    if !candidates.begin(view, position.entries) {
         return 1;
     }
-    let mut at = 0;
-    let mut tokens = 0;
     loop {
-        let run = view.run(block).min(hashes.len() - at);
-        let ahead =
-            hashes.get(at + run).and_then(|hash| follow(view, Stretch { first: block, blocks: run }, *hash));
-        let same = common(view.hashes_from(block), &hashes[at..at + run]);
-        at += same;
-        if candidates.weigh_tokens() {
-            tokens += view.tokens_of(Stretch { first: block, blocks: same });
+        let start = position.at;
+        let stretch = view.stretch(block, hashes.len() - start);
+        let after = hashes.get(start + stretch.blocks);
+        let ahead = after.and_then(|hash| follow(view, stretch, *hash));
+        match compare(view, stretch, hashes, candidates, &mut position) {
+            Walk::Settled => return position.at + 1,
+            Walk::Through | Walk::Free => {}
         }
-        let mut next = if same == run { ahead } else { find(view, hashes[at]) };
+        let mut next = if position.at == start + stretch.blocks {
+            ahead
+        } else {
+            hashes.get(position.at).and_then(|hash| find(view, *hash))
+        };
         // Past a gap only workers that may fail closed are still of interest.
-        while at < hashes.len() {
-            let new = next.map_or(SetId::EMPTY, |block| view.set(block));
-            if new != set {
-                set = new;
-                if !candidates.step(view, view.entries(set), at, tokens) {
-                    return at + 1;
-                }
+        while next.is_none() && position.at < hashes.len() {
+            if !enter(view, SetId::EMPTY, candidates, &mut position) {
+                return position.at + 1;
             }
-            if next.is_some() {
-                break;
-            }
-            at += 1;
-            next = hashes.get(at).and_then(|hash| find(view, *hash));
+            position.at += 1;
+            next = hashes.get(position.at).and_then(|hash| find(view, *hash));
         }
         match next {
-            Some(next) if at < hashes.len() => block = next,
-            _ => break,
+            Some(next) => block = next,
+            None => break,
+        }
+        if !enter(view, view.set(block), candidates, &mut position) {
+            return position.at + 1;
         }
     }
-    candidates.end(view, at, tokens);
-    at
+    candidates.end(view, position.at, position.tokens);
+    position.at
+}
+
+/// Compares a stretch with the request from the current position on and walks along what is equal.
+#[inline]
+fn compare<'a>(
+    view: &'a ReadView,
+    stretch: Stretch,
+    hashes: &[[u8; 8]],
+    candidates: &mut Candidates,
+    position: &mut Position<'a>,
+) -> Walk {
+    let column = &view.hashes_from(stretch.first)[..stretch.blocks];
+    let hashes = &hashes[position.at..position.at + stretch.blocks];
+    let mut done = 0;
+    while done < stretch.blocks {
+        let piece = stretch.blocks.min(done + COMPARED_AT_ONCE) - done;
+        let same = common(&column[done..done + piece], &hashes[done..done + piece]);
+        let first = BlockId(stretch.first.0 + done as u32);
+        let walk = walk(view, Stretch { first, blocks: same }, candidates, position);
+        if same < piece || !matches!(walk, Walk::Through) {
+            return walk;
+        }
+        done += piece;
+    }
+    Walk::Through
+}
+
+/// Takes the candidates along a stretch that equals the request, run by run.
+#[inline]
+fn walk<'a>(
+    view: &'a ReadView,
+    stretch: Stretch,
+    candidates: &mut Candidates,
+    position: &mut Position<'a>,
+) -> Walk {
+    let sets = view.sets_of(stretch);
+    let mut place = 0;
+    while place < sets.len() {
+        let set = sets[place];
+        if set == SetId::EMPTY {
+            return Walk::Free;
+        }
+        if !enter(view, set, candidates, position) {
+            return Walk::Settled;
+        }
+        let first = BlockId(stretch.first.0 + place as u32);
+        let run = view.same_set(first, sets.len() - place);
+        if candidates.weigh_tokens() {
+            position.tokens += view.tokens_of(Stretch { first, blocks: run });
+        }
+        position.at += run;
+        place += run;
+    }
+    Walk::Through
+}
+
+/// Enters blocks with this set; says whether anything from here on can change the answer.
+#[inline]
+fn enter<'a>(
+    view: &'a ReadView,
+    set: SetId,
+    candidates: &mut Candidates,
+    position: &mut Position<'a>,
+) -> bool {
+    if set == position.set {
+        return true;
+    }
+    position.set = set;
+    let left = std::mem::replace(&mut position.entries, view.entries(set));
+    candidates.step(view, left, position.entries, position.at, position.tokens)
 }
 
 fn find(view: &ReadView, hash: [u8; 8]) -> Option<BlockId> {
@@ -138,20 +230,12 @@ fn follow(view: &ReadView, stretch: Stretch, hash: [u8; 8]) -> Option<BlockId> {
         .or_else(|| find(view, hash))
 }
 
-/// Length of the common prefix of the hash column and the request, which is the shorter one.
+/// Length of the common prefix of two lists of hashes of the same length.
 #[inline]
 fn common(column: &[[u8; 8]], request: &[[u8; 8]]) -> usize {
-    let column = &column[..request.len()];
-    let mut at = 0;
-    while at < request.len() {
-        let to = request.len().min(at + COMPARED_AT_ONCE);
-        // As bytes, so that the comparison is one call of `memcmp`.
-        if column[at..to].as_flattened() != request[at..to].as_flattened() {
-            let differs = |(ours, theirs): (&[u8; 8], &[u8; 8])| ours != theirs;
-            let place = column[at..to].iter().zip(&request[at..to]).position(differs);
-            return at + place.unwrap_or(to - at);
-        }
-        at = to;
+    // As bytes, so that the comparison is one call of `memcmp`.
+    if column.as_flattened() == request.as_flattened() {
+        return column.len();
     }
-    at
+    column.iter().zip(request).take_while(|(ours, theirs)| ours == theirs).count()
 }

@@ -28,6 +28,12 @@ use crate::arena::{CacheSpec, Entry, FleetWord, ReadView, WorkerId};
 
 use super::PrefixMatch;
 
+/// From this many matches in one word on, writing all 64 costs less than finding the bits.
+const MANY_OF_A_WORD: u32 = 16;
+
+/// Words that an aligned step can note as bits: 4,096 workers.
+const ALIGNED_WORDS_MAX: usize = 64;
+
 /// What a set says of the 64 workers of a word, each under its own rule.
 #[derive(Debug, Clone, Copy, Default)]
 struct Verdict {
@@ -69,6 +75,8 @@ struct Word {
     /// Who has SWA, or MAMBA, at the last block, of those that need it.
     swa: u64,
     mamba: u64,
+    /// Whose SWA run, if they have SWA at the last block, starts at the prompt's head.
+    at_head: u64,
     /// Plain workers that may fail closed, and those that have.
     watched: u64,
     failed: u64,
@@ -77,9 +85,8 @@ struct Word {
 /// State of a candidate whose boundary depends on components.
 #[derive(Debug, Clone, Copy, Default)]
 struct Boundary {
-    /// Tokens of the prompt before its current SWA run, and whether that is its head.
+    /// Tokens of the prompt before its current SWA run.
     swa_from: u64,
-    swa_at_head: bool,
     /// Its last good boundary that has been tried; 0 if none.
     best: u32,
 }
@@ -94,6 +101,12 @@ pub(super) struct Candidates {
     needs_components: bool,
     needs_tokens: bool,
     any_failed: bool,
+    /// Whether any plain candidate may fail closed.
+    watches: bool,
+    /// Whether each word has one entry in the set at hand, and nothing else matters; see `align`.
+    aligned: bool,
+    /// Number of words with anybody whose answer is open.
+    open: usize,
     /// In the order in which prefixes ended, later workers first: `rank` turns it round.
     matches: Vec<PrefixMatch>,
 }
@@ -123,6 +136,9 @@ impl Candidates {
         self.needs_components = false;
         self.needs_tokens = false;
         self.any_failed = false;
+        self.watches = false;
+        self.aligned = false;
+        self.open = 0;
     }
 
     /// Whether tokens matter to any candidate.
@@ -144,103 +160,184 @@ impl Candidates {
             }
             let (swa, mamba) = (verdict.swa & fleet.swa, verdict.mamba & fleet.mamba);
             let watched = growing & fleet.plain & fleet.masked;
-            self.words.push(Word { number, growing, swa, mamba, watched, failed: 0 });
+            self.words.push(Word { number, growing, swa, mamba, at_head: swa, watched, failed: 0 });
+            self.watches |= watched != 0;
             self.needs_components |= growing & (fleet.swa | fleet.mamba) != 0;
             self.needs_tokens |= growing & fleet.swa != 0;
         }
         if self.needs_components {
-            let at_head = Boundary { swa_from: 0, swa_at_head: true, best: 0 };
-            self.boundaries.resize(self.words.len() * 64, at_head);
+            self.boundaries.resize(self.words.len() * 64, Boundary::default());
         }
-        !self.words.is_empty()
+        self.open = self.words.len();
+        self.align(entries);
+        self.open > 0
     }
 
-    /// Goes over to blocks with another set, from position `at` on, with `tokens` before it.
+    /// Goes over from blocks with the set `left` to blocks with the set `entered`.
     ///
-    /// Says whether anything after this position can still change the answer.
-    pub(super) fn step(&mut self, view: &ReadView, entries: &[Entry], at: usize, tokens: u64) -> bool {
-        let mut rest = entries;
-        let mut open = 0;
-        for place in (0..self.words.len()).rev() {
-            let word = self.words[place];
-            let above = rest.iter().rev().take_while(|entry| entry.word() > word.number).count();
-            rest = &rest[..rest.len() - above];
-            let here = rest.iter().rev().take_while(|entry| entry.word() == word.number).count();
-            let (left, entries) = rest.split_at(rest.len() - here);
-            rest = left;
-            let verdict = Verdict::of(&view.fleet()[word.number], entries);
-            open |= self.step_word(view, place, verdict, at, tokens);
+    /// They meet at position `at`, with `tokens` before it. Says whether anything
+    /// from there on can still change the answer.
+    pub(super) fn step(
+        &mut self,
+        view: &ReadView,
+        left: &[Entry],
+        entered: &[Entry],
+        at: usize,
+        tokens: u64,
+    ) -> bool {
+        if self.aligned && self.step_aligned(left, entered, at) {
+            return self.open > 0;
         }
-        open != 0
+        let mut rest = entered;
+        for place in (0..self.words.len()).rev() {
+            let number = self.words[place].number;
+            let above = rest.iter().rev().take_while(|entry| entry.word() > number).count();
+            rest = &rest[..rest.len() - above];
+            let here = rest.iter().rev().take_while(|entry| entry.word() == number).count();
+            let (below, entries) = rest.split_at(rest.len() - here);
+            rest = below;
+            let verdict = Verdict::of(&view.fleet()[number], entries);
+            self.step_word(view, place, verdict, at, tokens);
+        }
+        self.align(entered);
+        self.open > 0
     }
 
-    /// The step for one word; gives the workers whose answer is open.
+    /// The step between sets whose entries differ in nothing but bits, if these are such.
+    ///
+    /// All candidates of a word grow by its one entry. What the rules make of the
+    /// entry's tier, generation and mask stays as it was, so a prefix goes on
+    /// exactly if its worker's bit does. Which word changes cannot be foreseen, so
+    /// words are weighed without a branch and only those that change are visited.
     #[inline]
-    fn step_word(&mut self, view: &ReadView, place: usize, verdict: Verdict, at: usize, tokens: u64) -> u64 {
+    fn step_aligned(&mut self, left: &[Entry], entered: &[Entry], at: usize) -> bool {
+        if left.len() != entered.len() {
+            return false;
+        }
+        let mut alike = true;
+        let mut changed = 0;
+        for (place, ((word, left), entered)) in self.words.iter().zip(left).zip(entered).enumerate() {
+            alike &= left.same_place(*entered);
+            changed |= u64::from(word.growing & !entered.bits != 0) << place;
+        }
+        if !alike {
+            return false;
+        }
+        for place in bits_down(changed) {
+            let place = place as usize;
+            let ended = self.words[place].growing & !entered[place].bits;
+            self.words[place].growing ^= ended;
+            self.open -= usize::from(self.words[place].growing == 0);
+            self.emit(place, ended, ended, at);
+        }
+        true
+    }
+
+    /// Lets go of words without candidates and notes whether `entries` stand one to each word.
+    ///
+    /// Only where nothing but the length of prefixes is asked for: components and
+    /// workers that may fail closed need the whole step.
+    fn align(&mut self, entries: &[Entry]) {
+        if self.needs_components || self.watches {
+            return;
+        }
+        self.words.retain(|word| word.growing != 0);
+        let own = |(entry, word): (&Entry, &Word)| entry.word() == word.number;
+        let one_each = entries.len() == self.words.len() && entries.len() <= ALIGNED_WORDS_MAX;
+        self.aligned = one_each && entries.iter().zip(&self.words).all(own);
+    }
+
+    /// The step for one word.
+    #[inline]
+    fn step_word(&mut self, view: &ReadView, place: usize, verdict: Verdict, at: usize, tokens: u64) {
         let word = self.words[place];
         let failed = word.failed | verdict.fails & word.watched;
         let ended = word.growing & !verdict.grows & !failed;
         let growing = word.growing & verdict.grows & !failed;
         self.any_failed |= failed != 0;
-        let fleet = &view.fleet()[word.number];
-        if self.needs_components && (word.growing & (fleet.swa | fleet.mamba)) != 0 {
+        let mut whole = ended;
+        if self.needs_components {
+            let fleet = &view.fleet()[word.number];
             let (swa, mamba) = (verdict.swa & fleet.swa, verdict.mamba & fleet.mamba);
-            let had = has_all(fleet, word.swa, word.mamba);
-            let lost = word.growing & had & !(growing & has_all(fleet, swa, mamba));
-            self.try_boundaries(view, place, lost & (fleet.swa | fleet.mamba), at, tokens);
-            for bit in bits_down(growing & swa & !word.swa) {
-                let boundary = &mut self.boundaries[place * 64 + bit as usize];
-                boundary.swa_from = tokens;
-                boundary.swa_at_head = false;
+            let by_boundary = fleet.swa | fleet.mamba;
+            let had = word.growing & has_all(fleet, word.swa, word.mamba);
+            let lost = had & !(growing & has_all(fleet, swa, mamba));
+            let good = self.good(view, place, lost & by_boundary, tokens);
+            for bit in bits_down(good & growing) {
+                self.boundaries[place * 64 + bit as usize].best = at as u32;
             }
+            for bit in bits_down(growing & swa & !word.swa) {
+                self.boundaries[place * 64 + bit as usize].swa_from = tokens;
+            }
+            whole = ended & (good | !by_boundary);
             self.words[place].swa = swa;
             self.words[place].mamba = mamba;
+            self.words[place].at_head &= swa;
         }
         self.words[place].failed = failed;
         self.words[place].growing = growing;
         if ended != 0 {
-            self.emit(view, place, ended, at);
+            self.emit(place, ended, whole, at);
         }
-        growing | word.watched & !failed
+        let was_open = word.growing | word.watched & !word.failed != 0;
+        let is_open = growing | word.watched & !failed != 0;
+        self.open -= usize::from(was_open && !is_open);
     }
 
     /// Ends the request at position `at`, with `tokens` before it.
     pub(super) fn end(&mut self, view: &ReadView, at: usize, tokens: u64) {
         for place in (0..self.words.len()).rev() {
             let word = self.words[place];
+            let mut whole = word.growing;
             if self.needs_components {
                 let fleet = &view.fleet()[word.number];
-                let good = word.growing & has_all(fleet, word.swa, word.mamba);
-                self.try_boundaries(view, place, good & (fleet.swa | fleet.mamba), at, tokens);
+                let by_boundary = fleet.swa | fleet.mamba;
+                let had = word.growing & has_all(fleet, word.swa, word.mamba);
+                whole &= self.good(view, place, had & by_boundary, tokens) | !by_boundary;
             }
-            self.emit(view, place, word.growing, at);
+            self.emit(place, word.growing, whole, at);
         }
     }
 
-    /// Tries the boundary `at` for workers that have every component they need right before it.
-    fn try_boundaries(&mut self, view: &ReadView, place: usize, workers: u64, at: usize, tokens: u64) {
-        let number = self.words[place].number;
-        for bit in bits_down(workers) {
-            let boundary = &mut self.boundaries[place * 64 + bit as usize];
-            let windowless = view.fleet()[number].swa >> bit & 1 == 0;
-            let in_window = || tokens - boundary.swa_from >= view.swa_window(worker(number, bit));
-            if windowless || boundary.swa_at_head || in_window() {
-                boundary.best = at as u32;
+    /// For which of `workers`, who have all they need right before a boundary, it is good.
+    ///
+    /// They all have SWA there if they need it, so only its run's length is asked for.
+    fn good(&self, view: &ReadView, place: usize, workers: u64, tokens: u64) -> u64 {
+        let word = &self.words[place];
+        let mut good = workers & (!view.fleet()[word.number].swa | word.at_head);
+        for bit in bits_down(workers & !good) {
+            let from = self.boundaries[place * 64 + bit as usize].swa_from;
+            if tokens - from >= view.swa_window(worker(word.number, bit)) {
+                good |= 1 << bit;
             }
         }
+        good
     }
 
-    /// Writes the matches of workers whose prefix ends before position `at`.
-    fn emit(&mut self, view: &ReadView, place: usize, workers: u64, at: usize) {
+    /// Writes the matches of workers whose prefix ends before position `at`: those of
+    /// `whole` have all of it, the others what their last good boundary leaves them.
+    #[inline]
+    fn emit(&mut self, place: usize, workers: u64, whole: u64, at: usize) {
         let number = self.words[place].number;
-        let fleet = &view.fleet()[number];
-        let by_boundary = fleet.swa | fleet.mamba;
+        if workers == whole && workers.is_power_of_two() {
+            let found = PrefixMatch { worker: worker(number, workers.trailing_zeros()), blocks: at as u32 };
+            self.matches.push(found);
+            return;
+        }
+        if workers == whole && workers.count_ones() >= MANY_OF_A_WORD {
+            // Without a branch per worker: write all 64 and keep those that count.
+            let mut kept = self.matches.len();
+            self.matches.resize(kept + 64, PrefixMatch { worker: worker(number, 0), blocks: at as u32 });
+            for bit in (0..64).rev() {
+                self.matches[kept].worker = worker(number, bit);
+                kept += (workers >> bit & 1) as usize;
+            }
+            self.matches.truncate(kept);
+            return;
+        }
         for bit in bits_down(workers) {
-            let blocks = if by_boundary >> bit & 1 == 0 {
-                at as u32
-            } else {
-                self.boundaries[place * 64 + bit as usize].best
-            };
+            let ends_here = whole >> bit & 1 == 1;
+            let blocks = if ends_here { at as u32 } else { self.boundaries[place * 64 + bit as usize].best };
             if blocks > 0 {
                 self.matches.push(PrefixMatch { worker: worker(number, bit), blocks });
             }
@@ -260,10 +357,10 @@ impl Candidates {
             };
             self.matches.retain(|found| !failed(found.worker));
         }
-        if self.needs_components {
-            self.matches.sort_unstable_by_key(|found| (Reverse(found.blocks), found.worker));
-        } else {
-            self.matches.reverse();
+        self.matches.reverse();
+        let rank = |found: &PrefixMatch| (Reverse(found.blocks), found.worker);
+        if self.needs_components && !self.matches.is_sorted_by_key(rank) {
+            self.matches.sort_unstable_by_key(rank);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use super::admission::PERMITS_MAX;
 use crate::limits::PREFIX_QUERIES_IN_FLIGHT_DEFAULT;
-use crate::settings::{Setting, SettingError, Settings};
+use crate::settings::{LOG_FILTER, Setting, SettingError, Settings};
 
 const LISTEN_ADDR: Setting = Setting {
     name: "KV_INDEXER_LISTEN_ADDR",
@@ -18,14 +18,6 @@ const PREFIX_QUERY_MAX_INFLIGHT: Setting = Setting {
     value: "COUNT",
     default: Some("32"),
     help: "Prefix queries that may run at once; above it a query is refused, never queued.",
-};
-
-/// The filter of the binary's log, in the syntax of `tracing`.
-pub const LOG_FILTER: Setting = Setting {
-    name: "RUST_LOG",
-    value: "FILTER",
-    default: Some("info"),
-    help: "What to log, such as info or sgl_kv_indexer=debug.",
 };
 
 /// All settings of the server's binary.

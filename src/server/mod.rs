@@ -38,7 +38,7 @@ use tokio::task::JoinSet;
 
 use admission::Arrivals;
 pub use admission::{Admission, Permit, Refusal};
-pub use config::{Config, LOG_FILTER, SETTINGS};
+pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use maintenance::Maintenance;
 use service::Indexer;

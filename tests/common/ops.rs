@@ -8,7 +8,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, PackedHashes, Tier};
+use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, PackedHashes, Tier, Tuning};
 
 /// What hashes the blocks of a chain have.
 #[derive(Debug, Clone, Copy)]
@@ -208,6 +208,7 @@ pub(crate) struct Step {
 /// What stays the same while operations run.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
+    pub(crate) tuning: Tuning,
     pub(crate) pool: Pool,
     pub(crate) workers: u32,
     /// Usual specs, dealt out to workers in turn.
@@ -269,6 +270,11 @@ impl OwnedBatch {
 }
 
 impl World {
+    /// Whether the index can be audited after every step; an audit visits every slot of a chunk.
+    pub(crate) fn audits_are_cheap(&self) -> bool {
+        self.tuning.chunk_slots <= 1_024
+    }
+
     pub(crate) fn hashes(&self, blocks: &[Stretch]) -> Vec<i64> {
         blocks.iter().flat_map(|stretch| stretch.places()).map(|place| self.pool.hash(place)).collect()
     }
@@ -384,6 +390,11 @@ fn stretch(sizes: Sizes) -> impl Strategy<Value = Stretch> {
     })
 }
 
+/// For how many blocks in a row a value stays: a few, or more than are compared at once.
+fn run() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => 1u32..9, 1 => 9u32..600]
+}
+
 fn masks() -> impl Strategy<Value = Values> {
     let mask = prop_oneof![
         4 => 0u32..8,
@@ -394,7 +405,7 @@ fn masks() -> impl Strategy<Value = Values> {
     prop_oneof![
         6 => Just(Values::Fitting),
         1 => Just(Values::Absent),
-        3 => vec((mask, 1u32..9), 1..4).prop_map(Values::Stretches),
+        3 => vec((mask, run()), 1..4).prop_map(Values::Stretches),
     ]
 }
 
@@ -403,7 +414,7 @@ fn tokens() -> impl Strategy<Value = Values> {
     prop_oneof![
         3 => Just(Values::Fitting),
         2 => Just(Values::Absent),
-        2 => vec((size, 1u32..9), 1..4).prop_map(Values::Stretches),
+        2 => vec((size, run()), 1..4).prop_map(Values::Stretches),
     ]
 }
 
@@ -425,7 +436,8 @@ pub(crate) fn spec() -> impl Strategy<Value = Option<CacheSpec>> {
     ];
     let tiers = || prop_oneof![6 => Just(0b110u32), 2 => Just(0b010), 1 => 0u32..16, 1 => any::<u32>()];
     let version = prop_oneof![2 => Just(0u32), 8 => Just(1), 1 => Just(2)];
-    let window = prop_oneof![1 => Just(0u32), 2 => Just(1), 6 => 1u32..200, 1 => Just(u32::MAX)];
+    // Mostly what whole blocks of 16 tokens can just reach.
+    let window = prop_oneof![1 => Just(0u32), 2 => Just(1), 4 => 1u32..200, 6 => (1u32..9).prop_map(|blocks| blocks * 16), 1 => Just(u32::MAX)];
     let some = (version, components, window, tiers(), tiers(), tiers()).prop_map(
         |(version, components, swa_window_tokens, full_tier_mask, swa_tier_mask, mamba_tier_mask)| {
             Some(CacheSpec {
@@ -495,10 +507,28 @@ pub(crate) fn step(sizes: Sizes) -> impl Strategy<Value = Step> {
     (operation(sizes), vec(prompt(sizes), 1..4)).prop_map(|(operation, prompts)| Step { operation, prompts })
 }
 
+/// The index as it ships, and settings under which its luck runs out.
+pub(crate) fn tuning() -> impl Strategy<Value = Tuning> {
+    let usual = Tuning::default();
+    let tiny = Tuning { chunk_slots: 1, segment_bits: 0, ..usual };
+    let small = Tuning { chunk_slots: 7, segment_bits: 1, ..usual };
+    let scattered = Tuning { scattered: true, ..usual };
+    let colliding = Tuning { colliding: true, ..usual };
+    let all = Tuning { chunk_slots: 64, segment_bits: 0, scattered: true, colliding: true };
+    // Chunks of the usual kind, but so short that checking all slots after each step is cheap.
+    let short = Tuning { chunk_slots: 512, ..usual };
+    prop_oneof![
+        3 => Just(short),
+        1 => Just(usual),
+        1 => Just(tiny),
+        2 => Just(small),
+        1 => Just(scattered),
+        1 => Just(colliding),
+        1 => Just(all),
+    ]
+}
+
 pub(crate) fn world(workers: u32) -> impl Strategy<Value = World> {
-    (proptest::sample::select(&Pool::ALL[..]), vec(spec(), 1..5)).prop_map(move |(pool, specs)| World {
-        pool,
-        workers,
-        specs,
-    })
+    (tuning(), proptest::sample::select(&Pool::ALL[..]), vec(spec(), 1..5))
+        .prop_map(move |(tuning, pool, specs)| World { tuning, pool, workers, specs })
 }

@@ -5,6 +5,7 @@ mod ops;
 #[path = "../common/pair.rs"]
 mod pair;
 
+mod clears;
 mod growth;
 mod histories;
 mod walk;

@@ -12,7 +12,7 @@ use crate::pair::{Checked, Pair};
 const SIZES: Sizes = Sizes { workers: 256, chain: 1_200, stretch: 100, fleet: 12 };
 const OPERATIONS: u32 = 5_000;
 /// Operations between two comparisons.
-const INTERVAL: u32 = 250;
+const INTERVAL: u32 = 500;
 /// Prompts of a comparison.
 const PROMPTS: u32 = 4;
 
@@ -21,7 +21,7 @@ fn walk(seed: u8) -> Checked {
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let world = draw(&mut runner, &world(SIZES.workers));
     let (operations, prompts) = (operation(SIZES), prompt(SIZES));
-    let mut pair = Pair::default();
+    let mut pair = Pair::new(world.tuning);
     for done in 1..=OPERATIONS {
         let operation = draw(&mut runner, &operations);
         pair.run(&world, &operation).map_err(|difference| format!("at {done}: {difference}"))?;

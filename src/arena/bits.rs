@@ -1,0 +1,94 @@
+//! Bitmaps over the slots of a chunk, and searches that never look further than asked.
+
+/// Words of a bitmap.
+pub(super) const WORDS: usize = super::blocks::CHUNK_SLOTS / 64;
+
+/// One bit per slot.
+pub(super) type Bits = [u64; WORDS];
+
+#[inline]
+pub(super) fn get(bits: &Bits, slot: usize) -> bool {
+    bits[slot / 64] >> (slot % 64) & 1 == 1
+}
+
+#[inline]
+pub(super) fn put(word: &mut u64, slot: usize, value: bool) {
+    *word = (*word & !(1 << (slot % 64))) | (u64::from(value) << (slot % 64));
+}
+
+/// The words that hold the bits of `from..to`, each with the mask of those bits.
+pub(super) fn masks(from: usize, to: usize) -> impl Iterator<Item = (usize, u64)> {
+    let mut slot = from;
+    std::iter::from_fn(move || {
+        (slot < to).then(|| {
+            let start = slot;
+            slot = (slot / 64 * 64 + 64).min(to);
+            (start / 64, (!0u64 >> (64 - (slot - start))) << (start % 64))
+        })
+    })
+}
+
+/// Sets or clears the bits of `from..to`.
+pub(super) fn put_range(bits: &mut Bits, from: usize, to: usize, value: bool) {
+    for (number, mask) in masks(from, to) {
+        bits[number] = if value { bits[number] | mask } else { bits[number] & !mask };
+    }
+}
+
+/// Number of set bits.
+pub(super) fn count(bits: &Bits) -> usize {
+    bits.iter().map(|word| word.count_ones() as usize).sum()
+}
+
+/// The first slot of `from..to` with a set bit in the words that `word` gives, else `to`.
+#[inline]
+pub(super) fn next(from: usize, to: usize, word: impl Fn(usize) -> u64) -> usize {
+    if from >= to {
+        return to;
+    }
+    let mut number = from / 64;
+    let mut bits = word(number) & (!0 << (from % 64));
+    while bits == 0 {
+        number += 1;
+        if number * 64 >= to {
+            return to;
+        }
+        bits = word(number);
+    }
+    to.min(number * 64 + bits.trailing_zeros() as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_cover_their_slots_and_no_others() {
+        for (from, to) in
+            [(0, 0), (0, 1), (63, 64), (63, 65), (64, 128), (5, 300), (WORDS * 64 - 1, WORDS * 64)]
+        {
+            let mut bits = [0; WORDS];
+            put_range(&mut bits, from, to, true);
+            assert!(
+                (0..WORDS * 64).all(|slot| get(&bits, slot) == (from..to).contains(&slot)),
+                "{from}..{to}"
+            );
+            assert_eq!(count(&bits), to - from);
+            put_range(&mut bits, from, to, false);
+            assert_eq!(count(&bits), 0, "{from}..{to}");
+        }
+    }
+
+    #[test]
+    fn the_next_bit_lies_within_what_was_asked() {
+        let mut bits = [0; WORDS];
+        for slot in [70, 200] {
+            put(&mut bits[slot / 64], slot, true);
+        }
+        for (from, to, expected) in
+            [(0, 300, 70), (70, 300, 70), (71, 300, 200), (71, 199, 199), (71, 71, 71), (201, 4096, 4096)]
+        {
+            assert_eq!(next(from, to, |word| bits[word]), expected, "{from}..{to}");
+        }
+    }
+}
