@@ -8,4 +8,5 @@ mod pair;
 mod clears;
 mod growth;
 mod histories;
+mod holes;
 mod walk;
