@@ -25,7 +25,8 @@
 
 use std::ops::RangeInclusive;
 
-use super::bits::{self, Bits, WORDS};
+use super::bits::{self, WORDS};
+use super::chunk::{Chunk, Tokens};
 use super::ids::{BlockId, SetId};
 
 /// Slots of a chunk: one container of a roaring bitmap.
@@ -38,133 +39,6 @@ const REFILL_FREE_MIN: usize = CHUNK_SLOTS / 8;
 /// How many free ranges that are too short for a stretch are passed over before
 /// the longest of them is taken. Each costs a few nanoseconds.
 const RANGES_TRIED: usize = 16;
-
-/// What a reader wants to know of 64 slots.
-#[derive(Debug, Clone, Copy, Default)]
-struct Marks {
-    edge: u64,
-    start: u64,
-}
-
-/// The token counts of a chunk's blocks.
-#[derive(Debug)]
-enum Tokens {
-    /// All blocks of the chunk have this count: engines use one block size.
-    Same(u32),
-    /// One count per slot.
-    Each(Box<[u32; CHUNK_SLOTS]>),
-}
-
-/// One chunk of columns.
-///
-/// Invariants: a slot's set is [`SetId::EMPTY`] exactly where its `used` bit is
-/// clear; `ghosts` bits are set only where `used` bits are clear; an `edge` bit
-/// is set exactly where the set differs from the left neighbour's, the first
-/// slot's neighbour being empty.
-#[derive(Debug)]
-struct Chunk {
-    hashes: Box<[[u8; 8]; CHUNK_SLOTS]>,
-    sets: Box<[SetId; CHUNK_SLOTS]>,
-    tokens: Tokens,
-    marks: Box<[Marks; WORDS]>,
-    used: Box<Bits>,
-    ghosts: Box<Bits>,
-    live: usize,
-    remembered: usize,
-}
-
-fn column<T: Copy, const N: usize>(value: T) -> Box<[T; N]> {
-    vec![value; N].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("the length is N"))
-}
-
-impl Chunk {
-    fn new() -> Self {
-        Chunk {
-            hashes: column([0; 8]),
-            sets: column(SetId::EMPTY),
-            tokens: Tokens::Same(0),
-            marks: column(Marks::default()),
-            used: column(0),
-            ghosts: column(0),
-            live: 0,
-            remembered: 0,
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        let tokens = match &self.tokens {
-            Tokens::Same(_) => 0,
-            Tokens::Each(_) => CHUNK_SLOTS * size_of::<u32>(),
-        };
-        CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>()) + 4 * WORDS * 8 + tokens
-    }
-
-    /// Writes the tokens of `blocks` blocks from `slot` on, which are in use.
-    ///
-    /// `tokens` is empty, all unknown, or has one count per block. An unknown
-    /// count is written for a new block and erases nothing of an old one.
-    fn put_tokens(&mut self, slot: usize, blocks: usize, tokens: &[u32], new: bool) {
-        let written = |tokens: u32| new || tokens != 0;
-        if let Tokens::Same(same) = self.tokens {
-            let fits = if tokens.is_empty() {
-                !new || same == 0
-            } else {
-                tokens.iter().all(|tokens| *tokens == same || !written(*tokens))
-            };
-            if fits {
-                return;
-            }
-            let first = tokens.first().copied().unwrap_or(0);
-            if self.live == blocks && written(first) && tokens.iter().all(|tokens| *tokens == first) {
-                self.tokens = Tokens::Same(first);
-                return;
-            }
-            self.tokens = Tokens::Each(column(same));
-        }
-        if let Tokens::Each(each) = &mut self.tokens {
-            let each = &mut each[slot..slot + blocks];
-            if tokens.is_empty() && new {
-                each.fill(0);
-            }
-            for (old, tokens) in each.iter_mut().zip(tokens) {
-                if written(*tokens) {
-                    *old = *tokens;
-                }
-            }
-        }
-    }
-
-    fn clear_starts(&mut self, from: usize, to: usize) {
-        for (word, mask) in bits::masks(from, to) {
-            self.marks[word].start &= !mask;
-        }
-    }
-
-    fn audit_slot(&self, block: BlockId) -> Result<(), String> {
-        let slot = block.slot();
-        let used = bits::get(&self.used, slot);
-        if used == (self.sets[slot] == SetId::EMPTY) {
-            return Err(format!("I2: {block:?} is in use: {used}, but has {:?}", self.sets[slot]));
-        }
-        if used && bits::get(&self.ghosts, slot) {
-            return Err(format!("I2: {block:?} is in use and a ghost"));
-        }
-        let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
-        if (self.marks[slot / 64].edge >> (slot % 64) & 1 == 1) != (self.sets[slot] != left) {
-            return Err(format!("I3: {block:?} has a wrong edge"));
-        }
-        Ok(())
-    }
-
-    /// Sets the edge bit of `slot` as its set and its left neighbour's say.
-    fn mend_edge(&mut self, slot: usize) {
-        if slot >= CHUNK_SLOTS {
-            return;
-        }
-        let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
-        bits::put(&mut self.marks[slot / 64].edge, slot, self.sets[slot] != left);
-    }
-}
 
 /// A stretch of consecutive slots of one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

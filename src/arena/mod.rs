@@ -5,7 +5,7 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | `blocks` | chunked columns of hash, placement set and tokens by slot |
+//! | `blocks`, `chunk` | chunked columns of hash, placement set and tokens by slot |
 //! | `table` | hash to slot, in segments that grow one at a time |
 //! | `sets` | interned placement sets; blocks with equal holders share one |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
@@ -30,6 +30,7 @@ mod apply;
 mod audit;
 mod bits;
 mod blocks;
+mod chunk;
 mod hashes;
 mod ids;
 mod mix;

@@ -1,0 +1,135 @@
+//! One chunk: columns and bitmaps of 65,536 slots that are kept in step.
+//!
+//! What the columns are for is told in [`super::blocks`]; this file holds what
+//! must be true within one chunk. It must not know of other chunks or the table.
+
+use super::bits::{self, Bits, WORDS};
+use super::blocks::CHUNK_SLOTS;
+use super::ids::{BlockId, SetId};
+
+/// What a reader wants to know of 64 slots.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Marks {
+    pub(super) edge: u64,
+    pub(super) start: u64,
+}
+
+/// The token counts of a chunk's blocks.
+#[derive(Debug)]
+pub(super) enum Tokens {
+    /// All blocks of the chunk have this count: engines use one block size.
+    Same(u32),
+    /// One count per slot.
+    Each(Box<[u32; CHUNK_SLOTS]>),
+}
+
+/// One chunk of columns.
+///
+/// Invariants: a slot's set is [`SetId::EMPTY`] exactly where its `used` bit is
+/// clear; `ghosts` bits are set only where `used` bits are clear; an `edge` bit
+/// is set exactly where the set differs from the left neighbour's, the first
+/// slot's neighbour being empty.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) hashes: Box<[[u8; 8]; CHUNK_SLOTS]>,
+    pub(super) sets: Box<[SetId; CHUNK_SLOTS]>,
+    pub(super) tokens: Tokens,
+    pub(super) marks: Box<[Marks; WORDS]>,
+    pub(super) used: Box<Bits>,
+    pub(super) ghosts: Box<Bits>,
+    pub(super) live: usize,
+    pub(super) remembered: usize,
+}
+
+fn column<T: Copy, const N: usize>(value: T) -> Box<[T; N]> {
+    vec![value; N].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("the length is N"))
+}
+
+impl Chunk {
+    pub(super) fn new() -> Self {
+        Chunk {
+            hashes: column([0; 8]),
+            sets: column(SetId::EMPTY),
+            tokens: Tokens::Same(0),
+            marks: column(Marks::default()),
+            used: column(0),
+            ghosts: column(0),
+            live: 0,
+            remembered: 0,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let tokens = match &self.tokens {
+            Tokens::Same(_) => 0,
+            Tokens::Each(_) => CHUNK_SLOTS * size_of::<u32>(),
+        };
+        CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>()) + 4 * WORDS * 8 + tokens
+    }
+
+    /// Writes the tokens of `blocks` blocks from `slot` on, which are in use.
+    ///
+    /// `tokens` is empty, all unknown, or has one count per block. An unknown
+    /// count is written for a new block and erases nothing of an old one.
+    pub(super) fn put_tokens(&mut self, slot: usize, blocks: usize, tokens: &[u32], new: bool) {
+        let written = |tokens: u32| new || tokens != 0;
+        if let Tokens::Same(same) = self.tokens {
+            let fits = if tokens.is_empty() {
+                !new || same == 0
+            } else {
+                tokens.iter().all(|tokens| *tokens == same || !written(*tokens))
+            };
+            if fits {
+                return;
+            }
+            let first = tokens.first().copied().unwrap_or(0);
+            if self.live == blocks && written(first) && tokens.iter().all(|tokens| *tokens == first) {
+                self.tokens = Tokens::Same(first);
+                return;
+            }
+            self.tokens = Tokens::Each(column(same));
+        }
+        if let Tokens::Each(each) = &mut self.tokens {
+            let each = &mut each[slot..slot + blocks];
+            if tokens.is_empty() && new {
+                each.fill(0);
+            }
+            for (old, tokens) in each.iter_mut().zip(tokens) {
+                if written(*tokens) {
+                    *old = *tokens;
+                }
+            }
+        }
+    }
+
+    pub(super) fn clear_starts(&mut self, from: usize, to: usize) {
+        for (word, mask) in bits::masks(from, to) {
+            self.marks[word].start &= !mask;
+        }
+    }
+
+    pub(super) fn audit_slot(&self, block: BlockId) -> Result<(), String> {
+        let slot = block.slot();
+        let used = bits::get(&self.used, slot);
+        if used == (self.sets[slot] == SetId::EMPTY) {
+            return Err(format!("I2: {block:?} is in use: {used}, but has {:?}", self.sets[slot]));
+        }
+        if used && bits::get(&self.ghosts, slot) {
+            return Err(format!("I2: {block:?} is in use and a ghost"));
+        }
+        let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
+        if (self.marks[slot / 64].edge >> (slot % 64) & 1 == 1) != (self.sets[slot] != left) {
+            return Err(format!("I3: {block:?} has a wrong edge"));
+        }
+        Ok(())
+    }
+
+    /// Sets the edge bit of `slot` as its set and its left neighbour's say.
+    pub(super) fn mend_edge(&mut self, slot: usize) {
+        if slot >= CHUNK_SLOTS {
+            return;
+        }
+        let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
+        bits::put(&mut self.marks[slot / 64].edge, slot, self.sets[slot] != left);
+    }
+}
