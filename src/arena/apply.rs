@@ -18,6 +18,9 @@
 //! by later applies in proportion to their size, and by [`Arena::maintain`].
 
 use super::Arena;
+use roaring::RoaringBitmap;
+use smallvec::SmallVec;
+
 use super::blocks::{Released, Stretch};
 use super::ids::{BlockId, SetId, Tier, WorkerId};
 use super::mutation::{Action, Batch, BatchError};
@@ -28,6 +31,9 @@ use super::workers::WORKERS_MAX;
 /// depend on each other, so their cache misses overlap; the table's lines are
 /// still near when the blocks are stored.
 const NEW_BLOCKS_AHEAD: usize = 128;
+
+/// Hashes looked up together where a report's or revoke's blocks lie apart, for the same reason.
+const APART_AHEAD: usize = 32;
 
 /// Fewer ghosts in a row than this are splinters: storing them anew beside the
 /// report's other blocks costs less than the breaks that every later scan meets.
@@ -77,6 +83,62 @@ impl<'a> Report<'a> {
     fn tokens(&self, at: usize, blocks: usize) -> &'a [u32] {
         self.tokens.get(at..at + blocks).unwrap_or(&[])
     }
+}
+
+/// Blocks that an action adds to a holding or takes from it, to be noted at its end.
+///
+/// A bitmap pays for every range that is put into the middle of it, so blocks that
+/// lie apart are gathered first. Mostly an action is one stretch, and that goes in as it is.
+#[derive(Default)]
+struct Noted {
+    first: Option<Stretch>,
+    others: RoaringBitmap,
+}
+
+impl Noted {
+    fn add(&mut self, stretch: Stretch) {
+        if self.first.is_none() {
+            self.first = Some(stretch);
+        } else {
+            self.others.insert_range(stretch.ids());
+        }
+    }
+
+    fn put_into(self, holding: &mut RoaringBitmap) {
+        if let Some(first) = self.first {
+            holding.insert_range(first.ids());
+        }
+        if !self.others.is_empty() {
+            *holding |= self.others;
+        }
+    }
+
+    fn take_from(self, holding: &mut RoaringBitmap) {
+        if let Some(first) = self.first {
+            holding.remove_range(first.ids());
+        }
+        if !self.others.is_empty() {
+            *holding -= self.others;
+        }
+    }
+}
+
+/// What the table said of the hashes to come, where blocks lie apart.
+///
+/// Only a hint: by the time it is used a block may have gone or come.
+#[derive(Default)]
+struct Ahead {
+    from: usize,
+    found: SmallVec<[Option<BlockId>; APART_AHEAD]>,
+}
+
+/// How far the report at hand has come.
+#[derive(Default)]
+struct Progress {
+    noted: Noted,
+    ahead: Ahead,
+    /// Hashes before this position were not in the table when they were looked up.
+    unknown_until: usize,
 }
 
 /// Length of the common prefix of two lists of hashes.
@@ -135,41 +197,80 @@ impl Arena {
         (self.maintenance_due(), released)
     }
 
-    /// The block with this hash: in `guess` if it stands there, else wherever the table says.
-    fn locate(&self, hash: [u8; 8], guess: Option<BlockId>) -> Option<BlockId> {
-        let hash = i64::from_le_bytes(hash);
-        guess
-            .filter(|block| self.blocks.hash(*block) == hash && self.blocks.is_known(*block))
-            .or_else(|| self.table.find(hash, &self.blocks))
+    /// The block of the hash at a position: in `guess` if it stands there, else wherever the table says.
+    ///
+    /// `apart` says that the blocks before lay apart; then the next hashes are looked
+    /// up with this one, so that their cache misses overlap.
+    fn locate(
+        &self,
+        hashes: &[[u8; 8]],
+        at: usize,
+        guess: Option<BlockId>,
+        apart: bool,
+        ahead: &mut Ahead,
+    ) -> Option<BlockId> {
+        let hash = i64::from_le_bytes(hashes[at]);
+        let stands = |block: &BlockId| self.blocks.hash(*block) == hash && self.blocks.is_known(*block);
+        if let Some(block) = guess.filter(stands) {
+            return Some(block);
+        }
+        if apart {
+            if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
+                let next = &hashes[at..hashes.len().min(at + APART_AHEAD)];
+                ahead.from = at;
+                ahead.found.clear();
+                let find = |hash: &[u8; 8]| self.table.find(i64::from_le_bytes(*hash), &self.blocks);
+                ahead.found.extend(next.iter().map(find));
+                let set = |block: &BlockId| self.blocks.set(*block).0;
+                // The sets are wanted next; adding them up fetches them together.
+                std::hint::black_box(ahead.found.iter().flatten().map(set).fold(0, u32::wrapping_add));
+            }
+            if let Some(block) = ahead.found[at - ahead.from].filter(stands) {
+                return Some(block);
+            }
+        }
+        self.table.find(hash, &self.blocks)
     }
 
     fn report(&mut self, report: Report<'_>) {
+        let mut progress = Progress::default();
         let mut at = 0;
-        let mut previous: Option<BlockId> = None;
+        let mut previous: Option<Stretch> = None;
         while at < report.hashes.len() {
-            let next = previous.and_then(|block| self.blocks.next(block));
-            let found = self.locate(report.hashes[at], next);
+            let next = previous.and_then(|stretch| self.blocks.next(stretch.last()));
+            let apart = previous.is_some_and(|stretch| stretch.blocks == 1);
+            let found = self.locate(report.hashes, at, next, apart, &mut progress.ahead);
             let stretch = match found {
-                Some(block) if self.blocks.set(block) != SetId::EMPTY => self.report_held(&report, at, block),
-                Some(ghost) => match self.revive(&report, at, ghost, found == next) {
+                Some(block) if self.blocks.set(block) != SetId::EMPTY => {
+                    self.report_held(&report, at, block, &mut progress)
+                }
+                Some(ghost) => match self.revive(&report, at, ghost, found == next, &mut progress) {
                     Some(stretch) => stretch,
                     None => {
                         self.forget(ghost);
-                        self.store(&report, at, next)
+                        self.store(&report, at, next, &mut progress)
                     }
                 },
-                None => self.store(&report, at, next),
+                None => self.store(&report, at, next, &mut progress),
             };
             if Some(stretch.first) == next {
                 self.blocks.join(stretch.first);
             }
             at += stretch.blocks;
-            previous = Some(stretch.last());
+            previous = Some(stretch);
         }
+        let current = self.workers.get(report.worker).current(report.tier);
+        progress.noted.put_into(&mut self.workers.holding_mut(report.worker, report.tier, current).blocks);
     }
 
     /// Reports a stretch that somebody holds, from `block` on.
-    fn report_held(&mut self, report: &Report<'_>, at: usize, block: BlockId) -> Stretch {
+    fn report_held(
+        &mut self,
+        report: &Report<'_>,
+        at: usize,
+        block: BlockId,
+        progress: &mut Progress,
+    ) -> Stretch {
         let alike = report.alike(at, self.blocks.same_set(block, report.hashes.len() - at));
         let blocks = common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..]);
         let stretch = Stretch { first: block, blocks };
@@ -184,7 +285,7 @@ impl Arena {
             self.sets.add_blocks(new, blocks);
             self.blocks.change_set(stretch, new);
             self.sets.remove_blocks(old, blocks);
-            self.note_placements(report, stretch, old_mask, mask);
+            self.note_placements(report, stretch, old_mask, mask, progress);
         }
         self.blocks.put_tokens(stretch, report.tokens(at, blocks));
         self.blocks.join_within(stretch);
@@ -192,7 +293,14 @@ impl Arena {
     }
 
     /// Brings a stretch of ghosts back, unless it is a splinter.
-    fn revive(&mut self, report: &Report<'_>, at: usize, ghost: BlockId, adjacent: bool) -> Option<Stretch> {
+    fn revive(
+        &mut self,
+        report: &Report<'_>,
+        at: usize,
+        ghost: BlockId,
+        adjacent: bool,
+        progress: &mut Progress,
+    ) -> Option<Stretch> {
         let ghosts = report.alike(at, self.blocks.ghosts_from(ghost, report.hashes.len() - at));
         let blocks = common(&self.blocks.hashes_from(ghost)[..ghosts], &report.hashes[at..]);
         if !adjacent && blocks < GHOSTS_WORTH_REVIVING && at + blocks < report.hashes.len() {
@@ -203,24 +311,32 @@ impl Arena {
         let set = self.sets.with(SetId::EMPTY, report.holder, mask);
         self.sets.add_blocks(set, blocks);
         self.blocks.revive(stretch, set, report.tokens(at, blocks));
-        self.note_placements(report, stretch, None, mask);
+        self.note_placements(report, stretch, None, mask, progress);
         Some(stretch)
     }
 
     /// Stores the new blocks from `at` on, in `next` if it is free.
-    fn store(&mut self, report: &Report<'_>, at: usize, next: Option<BlockId>) -> Stretch {
-        let alike = report.alike(at, NEW_BLOCKS_AHEAD);
-        let hashes = &report.hashes[at..at + alike];
-        let unknown = |hash: &&[u8; 8]| self.table.find(i64::from_le_bytes(**hash), &self.blocks).is_none();
-        let new = 1 + hashes[1..].iter().take_while(unknown).count();
-
+    fn store(
+        &mut self,
+        report: &Report<'_>,
+        at: usize,
+        next: Option<BlockId>,
+        progress: &mut Progress,
+    ) -> Stretch {
+        if at >= progress.unknown_until {
+            let hashes = &report.hashes[at..at + report.alike(at, NEW_BLOCKS_AHEAD)];
+            let unknown =
+                |hash: &&[u8; 8]| self.table.find(i64::from_le_bytes(**hash), &self.blocks).is_none();
+            progress.unknown_until = at + 1 + hashes[1..].iter().take_while(unknown).count();
+        }
+        let hashes = &report.hashes[at..progress.unknown_until];
+        let new = hashes.len();
         let in_place = next.map_or(0, |next| self.blocks.free_from(next, new));
         let mut stretch = match next {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
             _ => self.blocks.find_free(new),
         };
-        let ghosts: smallvec::SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> =
-            self.blocks.ghosts_in(stretch).collect();
+        let ghosts: SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> = self.blocks.ghosts_in(stretch).collect();
         for ghost in ghosts {
             self.forget(ghost);
         }
@@ -237,34 +353,46 @@ impl Arena {
         let set = self.sets.with(SetId::EMPTY, report.holder, mask);
         self.sets.add_blocks(set, stretch.blocks);
         self.blocks.take(stretch, set, report.tokens(at, stretch.blocks));
-        self.note_placements(report, stretch, None, mask);
+        self.note_placements(report, stretch, None, mask, progress);
         stretch
     }
 
-    /// Writes into the worker's holding that a stretch went from `old` to `new`.
-    fn note_placements(&mut self, report: &Report<'_>, stretch: Stretch, old: Option<u32>, new: u32) {
+    /// Notes for the worker's holding that a stretch went from `old` to `new`.
+    fn note_placements(
+        &mut self,
+        report: &Report<'_>,
+        stretch: Stretch,
+        old: Option<u32>,
+        new: u32,
+        progress: &mut Progress,
+    ) {
+        if old.is_none() {
+            progress.noted.add(stretch);
+        }
         let current = self.workers.get(report.worker).current(report.tier);
         let holding = self.workers.holding_mut(report.worker, report.tier, current);
-        if old.is_none() {
-            holding.blocks.insert_range(stretch.ids());
-        }
         let masked = |mask: u32| if mask == 0 { 0 } else { stretch.blocks as u64 };
         holding.masked = holding.masked + masked(new) - old.map_or(0, masked);
     }
 
     fn revoke(&mut self, worker: WorkerId, tier: Tier, hashes: &[[u8; 8]]) {
         let generation = self.workers.get(worker).current(tier);
+        let mut noted = Noted::default();
+        let mut ahead = Ahead::default();
         let mut at = 0;
         let mut previous: Option<BlockId> = None;
+        let mut apart = false;
         while at < hashes.len() {
             let next = previous.and_then(|block| self.blocks.next(block));
             let before = previous.and_then(|block| self.blocks.before(block));
             let guess = next.filter(|next| self.blocks.hash(*next).to_le_bytes() == hashes[at]).or(before);
-            let found =
-                self.locate(hashes[at], guess).filter(|block| self.blocks.set(*block) != SetId::EMPTY);
+            let found = self
+                .locate(hashes, at, guess, apart, &mut ahead)
+                .filter(|block| self.blocks.set(*block) != SetId::EMPTY);
             let Some(block) = found else {
                 at += 1;
                 previous = None;
+                apart = true;
                 continue;
             };
             let same = self.blocks.same_set(block, hashes.len() - at);
@@ -277,19 +405,23 @@ impl Arena {
                 let first = BlockId(block.0 + 1 - descending as u32);
                 (Stretch { first, blocks: descending }, first)
             };
-            self.withdraw(worker, tier, generation, stretch, true);
+            if self.withdraw(worker, tier, generation, stretch) {
+                noted.add(stretch);
+            }
             at += stretch.blocks;
             previous = Some(last);
+            apart = stretch.blocks == 1;
         }
+        noted.take_from(&mut self.workers.holding_mut(worker, tier, generation).blocks);
     }
 
-    /// Takes a worker's placement, if there is one, from a stretch that shares a set.
+    /// Takes a worker's placement from a stretch that shares a set; says whether there was one.
     ///
-    /// `noted` says whether the worker's bitmap still has the blocks.
-    fn withdraw(&mut self, worker: WorkerId, tier: Tier, generation: usize, stretch: Stretch, noted: bool) {
+    /// The worker's bitmap is the caller's to mend.
+    fn withdraw(&mut self, worker: WorkerId, tier: Tier, generation: usize, stretch: Stretch) -> bool {
         let holder = Holder::new(worker, tier, generation);
         let old = self.blocks.set(stretch.first);
-        let Some(mask) = self.sets.mask_of(old, holder) else { return };
+        let Some(mask) = self.sets.mask_of(old, holder) else { return false };
         let new = self.sets.without(old, holder);
         if new == SetId::EMPTY {
             self.forget_hits(stretch);
@@ -300,13 +432,10 @@ impl Arena {
             self.blocks.change_set(stretch, new);
         }
         self.sets.remove_blocks(old, stretch.blocks);
-        let holding = self.workers.holding_mut(worker, tier, generation);
-        if noted {
-            holding.blocks.remove_range(stretch.ids());
-        }
         if mask != 0 {
-            holding.masked -= stretch.blocks as u64;
+            self.workers.holding_mut(worker, tier, generation).masked -= stretch.blocks as u64;
         }
+        true
     }
 
     /// Makes a worker hold nothing at a tier: few placements at once, many by turning over.
@@ -356,7 +485,7 @@ impl Arena {
             done += left;
             while left > 0 {
                 let blocks = self.blocks.same_set(block, left);
-                self.withdraw(worker, tier, generation, Stretch { first: block, blocks }, false);
+                self.withdraw(worker, tier, generation, Stretch { first: block, blocks });
                 left -= blocks;
                 block = BlockId(block.0.wrapping_add(blocks as u32));
             }

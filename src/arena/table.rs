@@ -268,14 +268,19 @@ impl Segment {
 
     fn resize(&mut self, buckets: usize, mix: Mix, blocks: &Blocks) {
         let old = std::mem::replace(&mut self.buckets, vec![EMPTY_BUCKET; buckets].into_boxed_slice());
-        self.ids = 0;
+        // First every hash is fetched, then every id placed: the fetches miss the
+        // cache, and only without a branch on what they bring do they overlap.
+        let mut placed = Vec::with_capacity(self.ids);
         for bucket in &old {
             for (id, tag) in bucket.ids.iter().zip(&bucket.tags) {
                 if *tag != 0 {
-                    let block = BlockId(*id);
-                    self.add(mix.mix(blocks.hash(block) as u64), block);
+                    placed.push((mix.mix(blocks.hash(BlockId(*id)) as u64), BlockId(*id)));
                 }
             }
+        }
+        self.ids = 0;
+        for (mixed, block) in placed {
+            self.add(mixed, block);
         }
     }
 }
