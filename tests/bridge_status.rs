@@ -98,12 +98,12 @@ async fn a_server_that_takes_nothing_shows_and_one_that_refuses_ends_the_stream(
     let server =
         Recorder::start(&[Code::Unavailable, Code::Unavailable, Code::Ok, Code::InvalidArgument]).await;
     let bridge = Bridge::start(&publisher.endpoint, &server.url(), &[]);
-    publisher.joined().await;
-    publisher.send_frames(numbered(0)).await;
+    // The clear that a bridge begins with is what is not taken.
     let now = bridge.until(|now| now.server_failures > 0).await;
     assert_eq!((now.sent_rpcs, now.ended), (0, None));
     bridge.until(|now| now.sent_rpcs == 1 && now.server_failures == 0).await;
-    publisher.send_frames(numbered(1)).await;
+    publisher.joined().await;
+    publisher.send_frames(numbered(0)).await;
     let now = bridge.until(|now| now.ended.is_some()).await;
     assert!(now.ended.is_some_and(|why| why.contains("refused")));
     assert!(!now.health.connected, "nobody follows it");

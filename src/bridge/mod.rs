@@ -176,10 +176,11 @@ async fn follow(
         rank: config.rank,
     });
     let mut subscriber = Subscriber::new(config.source.clone());
-    let mut replayer = Replayer::new(config.source.replay.clone());
+    let mut replayer = Replayer::new(&config.source);
     let mut asks_again = false;
     let mut grace = Grace::new(config.grace);
     let mut changes = Chunker::default();
+    stream.begin(&mut changes);
     let mut in_flight: Option<Sending> = None;
     let mut shutdown = pin!(shutdown);
     info!(

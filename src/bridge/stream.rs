@@ -74,6 +74,13 @@ impl Stream {
         self.follower.repairing()
     }
 
+    /// Begins with nothing held at any tier: what an earlier bridge reported may long be
+    /// gone from the engine, and nothing but this stream will ever say so.
+    pub fn begin(&mut self, changes: &mut Chunker) {
+        changes.clear(&[Tier::TierHbm, Tier::TierDram, Tier::TierSsd]);
+        self.void = true;
+    }
+
     /// Takes word of a publisher's connection.
     pub fn connected(&mut self) {
         self.health.connected = true;
