@@ -7,6 +7,7 @@ use std::time::Duration;
 pub mod binaries;
 pub mod bridge;
 pub mod capture;
+pub mod peer;
 pub mod publisher;
 pub mod server;
 
