@@ -81,7 +81,19 @@ const LAYERS: &[Layer] = &[
     Layer {
         path: "src/server",
         modules: &["arena", "limits", "scan", "server", "settings"],
-        crates: &["bytes", "http", "hyper", "hyper_util", "prost", "std", "tokio", "tonic", "tracing"],
+        crates: &[
+            "bytes",
+            "http",
+            "hyper",
+            "hyper_util",
+            "prost",
+            "std",
+            "tokio",
+            "tonic",
+            "tonic_health",
+            "tonic_reflection",
+            "tracing",
+        ],
     },
     Layer {
         path: "src/bridge",

@@ -33,7 +33,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::{BoxFuture, Service};
+use tonic::codegen::BoxFuture;
 
 /// Most permits there can be.
 pub(super) const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
@@ -209,12 +209,12 @@ impl<S> Arrivals<S> {
 
 impl<S, B> hyper::service::Service<Request<B>> for Arrivals<S>
 where
-    S: Service<
+    S: hyper::service::Service<
             Request<B>,
             Response = Response<Body>,
             Error = Infallible,
             Future = BoxFuture<Response<Body>, Infallible>,
-        > + Clone,
+        >,
 {
     type Response = Response<Body>;
     type Error = Infallible;
@@ -226,8 +226,7 @@ where
             _ => Deadline(None),
         };
         request.extensions_mut().insert(deadline);
-        // tonic's generated services are always ready; cloning one counts a reference.
-        let call = self.inner.clone().call(request);
+        let call = self.inner.call(request);
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
         Timed { call, deadline, alarm, admission: Arc::clone(&self.admission) }
     }

@@ -7,13 +7,17 @@
 //! but for two things: it ends any call at its `grpc-timeout` and so would shed
 //! applies, and it leaves connections running when a drain takes too long.
 //!
-//! Code map: `wire` reads and writes messages, `admission` refuses prefix
-//! queries that are late or too many, `service` has the calls, `status` maps
-//! errors, `maintenance` cleans up. The server must not know how placements are kept or matched.
+//! Code map: `routes` finds a call's service, `wire` reads and writes messages,
+//! `admission` refuses prefix queries that are late or too many, `service` has the
+//! calls, `status` maps errors, `health` and `reflection` are for probes and tools,
+//! `maintenance` cleans up. The server must not know how placements are kept or matched.
 
 mod admission;
 mod config;
+mod health;
 mod maintenance;
+mod reflection;
+mod routes;
 mod service;
 mod status;
 mod wire;
@@ -30,6 +34,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
@@ -41,6 +46,7 @@ pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use maintenance::Maintenance;
+use routes::{Other, Routes};
 use service::Indexer;
 
 use crate::arena::Index;
@@ -103,7 +109,8 @@ impl Server {
     /// Serves on `listener` until `shutdown`, then drains.
     ///
     /// Draining, no connection and no stream is accepted any more, and running
-    /// calls have ten seconds to finish before their connections are cut.
+    /// calls have ten seconds to finish before their connections are cut. Probes
+    /// are told `NOT_SERVING`.
     ///
     /// # Errors
     /// No thread can be started, or the listener has no local address. A server that
@@ -113,7 +120,9 @@ impl Server {
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let calls = KVIndexerServer::new(Indexer::new(self.index, Arc::clone(&self.admission)))
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let service = Arrivals::new(calls, self.admission);
+        let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
+        let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
+        let service = Arrivals::new(Routes::new(calls, others), self.admission);
         let drain = watch::Sender::new(());
         let mut connections = JoinSet::new();
         accept(&listener, &mut connections, shutdown, |stream| {
@@ -121,6 +130,7 @@ impl Server {
         })
         .await;
         drop(listener);
+        health.draining().await;
         drain.send_replace(());
         tracing::info!(connections = connections.len(), "draining");
         let drained = async { while connections.join_next().await.is_some() {} };
@@ -161,7 +171,7 @@ async fn accept<F: Future<Output = ()> + Send + 'static>(
 /// Serves one connection until its peer leaves, or the drain and its last call end.
 async fn connection(
     stream: TcpStream,
-    service: Arrivals<KVIndexerServer<Indexer>>,
+    service: Arrivals<Routes<KVIndexerServer<Indexer>, Incoming>>,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.
