@@ -80,13 +80,14 @@ const LAYERS: &[Layer] = &[
     Layer { path: "src/scan", modules: &["arena", "scan"], crates: &["nohash_hasher", "roaring", "std"] },
     Layer {
         path: "src/server",
-        modules: &["arena", "limits", "scan", "server", "settings"],
+        modules: &["arena", "http", "limits", "metrics", "scan", "server", "settings", "version"],
         crates: &[
             "bytes",
             "http",
             "hyper",
             "hyper_util",
             "prost",
+            "serde_json",
             "std",
             "tokio",
             "tonic",
@@ -112,6 +113,13 @@ const LAYERS: &[Layer] = &[
             "tracing",
         ],
     },
+    Layer {
+        path: "src/http",
+        modules: &["settings"],
+        crates: &["bytes", "http", "http_body_util", "hyper", "hyper_util", "std", "tokio", "tracing"],
+    },
+    Layer { path: "src/metrics", modules: &["metrics"], crates: &["prometheus_client", "serde_json", "std"] },
+    Layer { path: "src/version.rs", modules: &[], crates: &[] },
     Layer { path: "src/limits.rs", modules: &[], crates: &["std"] },
     Layer { path: "src/settings.rs", modules: &[], crates: &["clap", "std"] },
 ];

@@ -11,6 +11,7 @@ use clap::Command;
 use sgl_kv_indexer::bridge::config::{Config, TABLE};
 use sgl_kv_indexer::bridge::{self, RunError, streams};
 use sgl_kv_indexer::settings::{Invocation, LOG_FILTER, LOG_FILTER_TAKES, Settings};
+use sgl_kv_indexer::version;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
@@ -20,7 +21,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[tokio::main]
 async fn main() -> ExitCode {
     let command = Command::new("kv-indexer-bridge")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(version::LONG)
         .about("Follows engines' KV cache events and reports them to a kv-indexer-server.");
     let invocation = Settings::read(TABLE, command, std::env::args_os(), |name| std::env::var_os(name));
     let configs = match invocation {

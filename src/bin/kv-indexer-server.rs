@@ -1,7 +1,8 @@
 //! The server: allocator, logging, settings, signals and exit code.
 //!
-//! Exits with 0 after a drain, 1 if the address cannot be listened on, 2 for a
-//! bad setting or flag.
+//! Exits with 0 after a drain, 1 if an address cannot be listened on, 2 for a bad
+//! setting or flag. An HTTP port that nobody asked for, the default one, is no
+//! reason to stop: if it is taken, the log says what to set.
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -9,8 +10,9 @@ use std::sync::Arc;
 
 use clap::Command;
 use sgl_kv_indexer::arena::Index;
-use sgl_kv_indexer::server::{self, Config, SETTINGS};
+use sgl_kv_indexer::server::{Config, SETTINGS, Server};
 use sgl_kv_indexer::settings::{Invocation, LOG_FILTER, LOG_FILTER_TAKES, SettingError, Settings};
+use sgl_kv_indexer::version;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -20,7 +22,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     let command = Command::new("kv-indexer-server")
-        .version(env!("CARGO_PKG_VERSION"))
+        .version(version::LONG)
         .about("Serves the index of which LLM worker holds which KV cache block, over gRPC.");
     let invocation = Settings::read(SETTINGS, command, std::env::args_os(), |name| std::env::var_os(name));
     let settings = match invocation {
@@ -61,9 +63,33 @@ async fn run(config: Config) -> ExitCode {
         Ok(listener) => listener,
         Err(error) => return fail(1, format!("cannot listen on {}: {error}", config.listen_addr)),
     };
-    match server::serve(listener, config, Arc::new(Index::new()), shutdown).await {
+    let http = match http_port(&config).await {
+        Ok(http) => http,
+        Err(error) => return fail(1, error),
+    };
+    let mut server = Server::new(config, Arc::new(Index::new()));
+    if let Some(http) = http {
+        server = server.with_http(http);
+    }
+    match server.serve(listener, shutdown).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, format!("cannot serve: {error}")),
+    }
+}
+
+/// The listener of the HTTP port, if there is to be one.
+async fn http_port(config: &Config) -> Result<Option<TcpListener>, String> {
+    let Some(address) = config.http_addr else { return Ok(None) };
+    match TcpListener::bind(address).await {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if config.http_addr == Config::default().http_addr => {
+            tracing::warn!(
+                "no HTTP port: cannot listen on {address}, the default: {error}; set KV_INDEXER_HTTP_ADDR to \
+                 another address, or to off"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(format!("cannot listen on {address} (KV_INDEXER_HTTP_ADDR): {error}")),
     }
 }
 

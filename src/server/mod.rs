@@ -9,13 +9,14 @@
 //!
 //! Code map: `routes` finds a call's service, `wire` reads and writes messages,
 //! `admission` refuses prefix queries that are late or too many, `service` has the
-//! calls, `status` maps errors, `health` and `reflection` are for probes and tools,
+//! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection` are for probes and tools,
 //! `maintenance` cleans up. The server must not know how placements are kept or matched.
 
 mod admission;
 mod config;
 mod health;
 mod maintenance;
+mod observe;
 mod reflection;
 mod routes;
 mod service;
@@ -46,10 +47,12 @@ pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use maintenance::Maintenance;
+use observe::{Observer, Recorder};
 use routes::{Other, Routes};
 use service::Indexer;
 
 use crate::arena::Index;
+use crate::http::Port;
 use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
 
 /// What a peer may send on one stream before we answer with more window: a whole
@@ -78,6 +81,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub struct Server {
     index: Arc<Index>,
     admission: Arc<Admission>,
+    http: Option<TcpListener>,
 }
 
 /// Serves `index` on `listener` until `shutdown`, then drains.
@@ -98,7 +102,14 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission }
+        Server { index, admission, http: None }
+    }
+
+    /// The same with its HTTP port on `listener`: probes, `/metrics` and a page.
+    #[must_use]
+    pub fn with_http(mut self, listener: TcpListener) -> Self {
+        self.http = Some(listener);
+        self
     }
 
     /// Permits and counts of this server.
@@ -118,18 +129,29 @@ impl Server {
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
-        let calls = KVIndexerServer::new(Indexer::new(self.index, Arc::clone(&self.admission)))
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let recorder = Arc::new(Recorder::new());
+        let (admission, index) = (self.admission, self.index);
+        let observer =
+            Arc::new(Observer::new(Arc::clone(&index), Arc::clone(&recorder), Arc::clone(&admission)));
+        let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
+        let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder));
+        let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
         let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
-        let service = Arrivals::new(Routes::new(calls, others), self.admission);
+        let service = Arrivals::new(Routes::new(calls, others), admission, Arc::clone(&recorder));
         let drain = watch::Sender::new(());
         let mut connections = JoinSet::new();
         accept(&listener, &mut connections, shutdown, |stream| {
-            connection(stream, service.clone(), drain.subscribe())
+            let (open, serving) =
+                (recorder.connected(), connection(stream, service.clone(), drain.subscribe()));
+            async move {
+                serving.await;
+                drop(open);
+            }
         })
         .await;
         drop(listener);
+        observer.draining();
         health.draining().await;
         drain.send_replace(());
         tracing::info!(connections = connections.len(), "draining");
@@ -137,6 +159,9 @@ impl Server {
         if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
             tracing::warn!(connections = connections.len(), "calls did not finish in time: cut");
             connections.shutdown().await;
+        }
+        if let Some(pages) = pages {
+            pages.close().await;
         }
         Ok(())
     }
