@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use clap::Command;
 use sgl_kv_indexer::bridge::config::{Config, TABLE};
-use sgl_kv_indexer::bridge::{self, RunError, streams};
+use sgl_kv_indexer::bridge::{Bridge, RunError, streams};
 use sgl_kv_indexer::settings::{Invocation, LOG_FILTER, LOG_FILTER_TAKES, Settings};
 use sgl_kv_indexer::version;
 use tokio::signal::unix::{SignalKind, signal};
@@ -61,13 +61,13 @@ async fn main() -> ExitCode {
             _ = interrupt.recv() => {}
         }
     };
-    match bridge::run_all(configs, shutdown).await {
+    match Bridge::new(configs).run(shutdown).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("kv-indexer-bridge: {error}");
             match error {
                 RunError::Server(_) => ExitCode::from(2),
-                RunError::Refused(_) => ExitCode::FAILURE,
+                RunError::Refused(_) | RunError::Panicked => ExitCode::FAILURE,
             }
         }
     }
