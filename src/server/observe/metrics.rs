@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use tonic::Code;
+
 use super::Observer;
 use super::record::{CODES, Method};
 use super::snapshot::{Snapshot, TIERS};
@@ -53,12 +55,24 @@ fn process(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
     )
 }
 
+/// Whether a status is shown before it has been answered: those that calls can have by
+/// the contract, by load or by a bug. The others would be mostly noise.
+fn is_usual(code: Code) -> bool {
+    use Code::*;
+    match code {
+        Ok | Cancelled | InvalidArgument | DeadlineExceeded | PermissionDenied | ResourceExhausted
+        | OutOfRange | Internal | Unavailable | Unauthenticated => true,
+        Unknown | NotFound | AlreadyExists | FailedPrecondition | Aborted | Unimplemented | DataLoss => false,
+    }
+}
+
 fn calls(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
     let of = |method| (method, observer.recorder.calls(method));
     let label = |method: Method| ("method", method.name());
     let answers = Method::ALL.map(of).into_iter().flat_map(|(method, calls)| {
-        let codes = CODES.iter().zip(&calls.codes);
-        codes.map(move |((_, code), count)| (vec![label(method), ("code", *code)], count.get()))
+        let codes = CODES.iter().zip(&calls.codes).map(|(code, count)| (*code, count.get()));
+        let shown = codes.filter(|((code, _), count)| *count > 0 || is_usual(*code));
+        shown.map(move |((_, code), count)| (vec![label(method), ("code", code)], count))
     });
     writer.counters(
         "kv_indexer_rpcs",
