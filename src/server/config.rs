@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use super::admission::PERMITS_MAX;
 use crate::http;
 use crate::limits::PREFIX_QUERIES_IN_FLIGHT_DEFAULT;
-use crate::settings::{LOG_FILTER, Setting, SettingError, Settings};
+use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
 
 const LISTEN_ADDR: Setting = Setting {
     name: "KV_INDEXER_LISTEN_ADDR",
@@ -30,7 +30,7 @@ const HTTP_ADDR: Setting = Setting {
 };
 
 /// All settings of the server's binary.
-pub const SETTINGS: &[Setting] = &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, HTTP_ADDR, LOG_FILTER];
+pub const SETTINGS: &[Setting] = &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
 
 /// How a server runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
