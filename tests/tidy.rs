@@ -247,7 +247,7 @@ fn no_file_names_a_place_on_somebodys_machine() {
     // Put together here, so that this file does not name them either.
     let places = ["home", "root", "Users", "work", "mnt"].map(|folder| format!("/{folder}/"));
     let mut checked = 0;
-    for name in ["src", "tests", "examples", "benches", "docs", "proto", "perf", "scripts", ".ci"] {
+    for name in ["src", "tests", "examples", "benches", "docs", "proto", "perf", "scripts", "deploy", ".ci"] {
         checked += check_places(&root().join(name), &places);
     }
     for name in ["README.md", "CHANGELOG.md", "Cargo.toml", "build.rs"] {
