@@ -7,7 +7,8 @@
 //! - [`arena`] holds placements compactly and changes them batch by batch;
 //! - [`scan`] answers queries from a read view of it;
 //! - [`server`] puts both behind gRPC;
-//! - [`bridge`] follows an engine's event stream and reports it to a server.
+//! - [`bridge`] follows an engine's event stream and reports it to a server;
+//! - [`http`] and [`metrics`] show people and Prometheus how both are doing.
 //!
 //! A Rust router can embed the index: [`arena::Index`] and [`scan`] need no
 //! network, no runtime and no environment. The library never reads the
@@ -42,8 +43,11 @@
 
 pub mod arena;
 pub mod bridge;
+pub mod http;
 pub mod limits;
+pub mod metrics;
 pub mod pb;
 pub mod scan;
 pub mod server;
 pub mod settings;
+pub mod version;

@@ -11,9 +11,9 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{Arena, Batch, BatchError, ReadView, Tuning};
+use super::{Arena, Batch, BatchError, ReadView, Tuning, WorkerId};
 
 /// The index, shared between threads.
 #[derive(Debug)]
@@ -50,6 +50,14 @@ impl Drop for AbortOnUnwind {
     }
 }
 
+/// Makes a change that is carried out whole, or ends the process.
+fn whole<T>(change: impl FnOnce() -> T) -> T {
+    let whole = AbortOnUnwind;
+    let outcome = change();
+    drop(whole);
+    outcome
+}
+
 impl Default for Index {
     fn default() -> Self {
         Index::new()
@@ -75,12 +83,52 @@ impl Index {
     /// The batch breaks a rule of [`BatchError`]; the index is as it was.
     pub fn apply(&self, batch: &Batch<'_>) -> Result<(), BatchError> {
         batch.check()?;
-        let (outcome, due) = self.change(|arena| (arena.apply(batch), arena.maintenance_due()));
+        let mut view = self.view.write();
+        let outcome = whole(|| view.arena.apply(batch));
+        self.tell(view);
+        outcome
+    }
+
+    /// Removes a worker and all that it holds, as if it had never been; `false` if there is none of
+    /// this name. It may come back under the same name at once.
+    pub fn remove_worker(&self, name: &str) -> bool {
+        let mut view = self.view.write();
+        let Some(worker) = view.arena.workers.find(name) else { return false };
+        whole(|| view.arena.remove_worker(worker));
+        self.tell(view);
+        true
+    }
+
+    /// Removes a worker of which nothing was heard since [`ReadView::heard`] gave `heard`; says whether it did.
+    pub fn remove_if_unheard(&self, worker: WorkerId, heard: u64) -> bool {
+        let mut view = self.view.write();
+        if view.heard(worker) != Some(heard) {
+            return false;
+        }
+        whole(|| view.arena.remove_worker(worker));
+        self.tell(view);
+        true
+    }
+
+    /// Leaves a worker out of answers, or takes it in again, if nothing was heard of it since
+    /// [`ReadView::heard`] gave `heard`; says whether it did. Its next batch takes it in anyway.
+    pub fn put_silent(&self, worker: WorkerId, heard: u64, silent: bool) -> bool {
+        let mut view = self.view.write();
+        let unheard = view.heard(worker) == Some(heard);
+        if unheard {
+            whole(|| view.arena.workers.put_silent(worker, silent));
+        }
+        unheard
+    }
+
+    /// Lets go of the lock and tells of clean-up that is due.
+    fn tell(&self, view: RwLockWriteGuard<'_, ReadView>) {
+        let due = view.arena.maintenance_due();
+        drop(view);
         if due {
             *self.due.lock() = true;
             self.told.notify_one();
         }
-        outcome
     }
 
     /// The index as it is now.
@@ -93,7 +141,10 @@ impl Index {
     /// No answer depends on it. Applies do a share of it themselves, so calling
     /// this only gives memory back sooner.
     pub fn maintain(&self) -> bool {
-        let (more, released) = self.change(Arena::maintain);
+        let mut view = self.view.write();
+        let (more, released) = whole(|| view.arena.maintain());
+        // A caller that goes on at once would take the lock again before a reader has woken.
+        RwLockWriteGuard::unlock_fair(view);
         drop(released);
         more
     }
@@ -116,13 +167,5 @@ impl Index {
     #[doc(hidden)]
     pub fn audit(&self) -> Result<(), String> {
         self.view.read().arena.audit()
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut Arena) -> T) -> T {
-        let mut view = self.view.write();
-        let whole = AbortOnUnwind;
-        let outcome = change(&mut view.arena);
-        drop(whole);
-        outcome
     }
 }

@@ -50,7 +50,18 @@ impl ReadView {
 
     /// The ids of all workers, ascending.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
-        self.arena.workers.iter().map(|(id, _)| id)
+        self.arena.workers.iter().filter(|(_, worker)| !worker.is_gone()).map(|(id, _)| id)
+    }
+
+    /// A number that each batch of a worker changes, and that no other worker had before;
+    /// `None` if there is no such worker any more.
+    pub fn heard(&self, worker: WorkerId) -> Option<u64> {
+        self.arena.workers.get_if_known(worker).map(|worker| worker.heard)
+    }
+
+    /// Whether a worker of this view is left out of answers.
+    pub fn is_silent(&self, worker: WorkerId) -> bool {
+        self.arena.workers.get(worker).is_silent()
     }
 
     /// The cache spec of a worker of this view.
@@ -72,7 +83,7 @@ impl ReadView {
     pub fn sizes(&self) -> Sizes {
         let Arena { blocks, table, sets, workers, .. } = &self.arena;
         Sizes {
-            workers: workers.len(),
+            workers: self.workers().count(),
             blocks: blocks.live(),
             ghosts: blocks.remembered(),
             sets: sets.len(),
@@ -96,10 +107,10 @@ impl ReadView {
         self.arena.blocks.hashes_from(block)
     }
 
-    /// Blocks from `block` on, at most `most`, that share its set.
+    /// Where in a stretch the set changes, as places after its first block, ascending.
     #[inline]
-    pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
-        self.arena.blocks.same_set(block, most)
+    pub(crate) fn edges(&self, stretch: Stretch) -> impl Iterator<Item = usize> {
+        self.arena.blocks.edges(stretch)
     }
 
     /// Slots from `block` on, at most `most`, that may hold one chain.

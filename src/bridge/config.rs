@@ -11,7 +11,7 @@ use http::Uri;
 use super::copies::Reading;
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
-use crate::settings::{LOG_FILTER, Setting, SettingError, Settings};
+use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
 
 const WORKER_ID: Setting = Setting {
     name: "KV_INDEXER_WORKER_ID",
@@ -137,6 +137,15 @@ const STREAMS: Setting = Setting {
            every stream that does not set its own.",
 };
 
+/// Where the binary serves HTTP; read by `observe`.
+pub(super) const HTTP_ADDR: Setting = Setting {
+    name: "KV_INDEXER_HTTP_ADDR",
+    value: "ADDR|off",
+    default: Some("off"),
+    help: "IP address and port of the status page, the probes /healthz and /readyz, /metrics and /debug/state, \
+           such as [::1]:9465.",
+};
+
 /// The bridge's settings, in the order of its help.
 pub const TABLE: &[Setting] = &[
     WORKER_ID,
@@ -158,6 +167,8 @@ pub const TABLE: &[Setting] = &[
     MAMBA_TIERS,
     CACHE_SPEC_VERSION,
     STREAMS,
+    HTTP_ADDR,
+    LOG_FORMAT,
     LOG_FILTER,
 ];
 

@@ -19,6 +19,7 @@ pub mod follow;
 mod framing;
 pub mod health;
 mod msgpack;
+pub mod observe;
 mod replay;
 mod sender;
 pub mod status;
