@@ -43,9 +43,10 @@ fn configure(settings: &Settings) -> Result<Config, SettingError> {
     let config = Config::from_settings(settings)?;
     start_log(settings)?;
     tracing::info!(
+        target: "sgl_kv_indexer",
         version = version::NUMBER,
         commit = version::COMMIT,
-        settings = settings.in_force(SETTINGS),
+        settings = %settings.in_force(SETTINGS),
         message_bytes_max = limits::MESSAGE_BYTES_MAX,
         hashes_per_call_max = limits::HASHES_PER_CALL_MAX,
         actions_per_apply_max = limits::ACTIONS_PER_APPLY_MAX,

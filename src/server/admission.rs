@@ -34,8 +34,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::{Code, Status};
+use tracing::Span;
 
 use super::observe::{Method, Recorder, Running};
+use super::trace;
 
 /// Most permits there can be.
 pub(super) const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
@@ -209,11 +211,13 @@ pub(super) struct Arrivals<S> {
     inner: S,
     admission: Arc<Admission>,
     recorder: Arc<Recorder>,
+    traces: bool,
 }
 
 impl<S> Arrivals<S> {
-    pub(super) fn new(inner: S, admission: Arc<Admission>, recorder: Arc<Recorder>) -> Self {
-        Arrivals { inner, admission, recorder }
+    /// With `traces`, calls run in spans that carry their callers' trace context.
+    pub(super) fn new(inner: S, admission: Arc<Admission>, recorder: Arc<Recorder>, traces: bool) -> Self {
+        Arrivals { inner, admission, recorder, traces }
     }
 }
 
@@ -238,10 +242,11 @@ where
             _ => Deadline(None),
         };
         let running = Running::begin(Arc::clone(&self.recorder), method);
+        let span = if self.traces { trace::span(method, request.headers()) } else { Span::none() };
         request.extensions_mut().insert(deadline);
         let call = self.inner.call(request);
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
-        Timed { call, deadline, alarm, admission: Arc::clone(&self.admission), running }
+        Timed { call, deadline, alarm, admission: Arc::clone(&self.admission), running, span }
     }
 }
 
@@ -253,6 +258,23 @@ pub(super) struct Timed {
     alarm: Option<Pin<Box<Sleep>>>,
     admission: Arc<Admission>,
     running: Running,
+    span: Span,
+}
+
+impl Timed {
+    fn poll_call(&mut self, context: &mut Context<'_>) -> Poll<Response<Body>> {
+        // The clock comes first, so that what is late is not even decoded.
+        if !self.deadline.has_passed() {
+            if let Poll::Ready(Ok(response)) = self.call.as_mut().poll(context) {
+                return Poll::Ready(response);
+            }
+            match self.alarm.as_mut().map(|alarm| alarm.as_mut().poll(context)) {
+                Some(Poll::Ready(())) => {}
+                Some(Poll::Pending) | None => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Status::from(self.admission.refuse_late()).into_http())
+    }
 }
 
 /// The status of an answer whose head is all there is, or `Ok`.
@@ -264,19 +286,15 @@ impl Future for Timed {
     type Output = Result<Response<Body>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // The clock comes first, so that what is late is not even decoded.
-        if !self.deadline.has_passed() {
-            if let Poll::Ready(Ok(response)) = self.call.as_mut().poll(context) {
-                self.running.answered(code(&response));
-                return Poll::Ready(Ok(response));
-            }
-            match self.alarm.as_mut().map(|alarm| alarm.as_mut().poll(context)) {
-                Some(Poll::Ready(())) => {}
-                Some(Poll::Pending) | None => return Poll::Pending,
-            }
+        let span = self.span.clone();
+        let _entered = span.enter();
+        let Poll::Ready(response) = self.poll_call(context) else { return Poll::Pending };
+        let code = code(&response);
+        self.running.answered(code);
+        if !span.is_none() {
+            tracing::debug!(?code, "answered");
         }
-        self.running.answered(Code::DeadlineExceeded);
-        Poll::Ready(Ok(Status::from(self.admission.refuse_late()).into_http()))
+        Poll::Ready(Ok(response))
     }
 }
 
@@ -341,7 +359,8 @@ mod tests {
         });
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
         let running = Running::begin(Arc::new(Recorder::new()), Method::MatchPrefix);
-        let timed = Timed { call, deadline, alarm, admission: Arc::clone(&admission), running };
+        let timed =
+            Timed { call, deadline, alarm, admission: Arc::clone(&admission), running, span: Span::none() };
         let Ok(response) = timed.await;
         (response, admission.late())
     }

@@ -29,8 +29,17 @@ const HTTP_ADDR: Setting = Setting {
            off for none.",
 };
 
+const TRACE_CONTEXT: Setting = Setting {
+    name: "KV_INDEXER_TRACE_CONTEXT",
+    value: "on|off",
+    default: Some("off"),
+    help: "Whether each call runs in a span with the ids of its caller's traceparent; log lines show them at \
+           level debug.",
+};
+
 /// All settings of the server's binary.
-pub const SETTINGS: &[Setting] = &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
+pub const SETTINGS: &[Setting] =
+    &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, HTTP_ADDR, TRACE_CONTEXT, LOG_FORMAT, LOG_FILTER];
 
 /// How a server runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +50,8 @@ pub struct Config {
     pub prefix_queries_in_flight_max: usize,
     /// Where the binary serves HTTP, if it does; see [`Server::with_http`](super::Server::with_http).
     pub http_addr: Option<SocketAddr>,
+    /// Whether calls run in spans with their callers' trace context.
+    pub trace_context: bool,
 }
 
 impl Config {
@@ -57,6 +68,11 @@ impl Config {
                 text.parse().ok().filter(|count| (1..=PERMITS_MAX).contains(count))
             })?,
             http_addr: http::address(settings, &HTTP_ADDR)?,
+            trace_context: settings.parse(&TRACE_CONTEXT, "on or off", |text| match text {
+                "on" => Some(true),
+                "off" => Some(false),
+                _ => None,
+            })?,
         })
     }
 }
@@ -67,6 +83,7 @@ impl Default for Config {
             listen_addr: SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 50051),
             prefix_queries_in_flight_max: PREFIX_QUERIES_IN_FLIGHT_DEFAULT,
             http_addr: Some(SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 9464)),
+            trace_context: false,
         }
     }
 }
@@ -90,11 +107,13 @@ mod tests {
             ("KV_INDEXER_LISTEN_ADDR", "0.0.0.0:9"),
             ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "1"),
             ("KV_INDEXER_HTTP_ADDR", "off"),
+            ("KV_INDEXER_TRACE_CONTEXT", "on"),
         ]);
         let expected = Config {
             listen_addr: ([0, 0, 0, 0], 9).into(),
             prefix_queries_in_flight_max: 1,
             http_addr: None,
+            trace_context: true,
         };
         assert_eq!(config, Ok(expected));
     }
@@ -110,6 +129,7 @@ mod tests {
                 "KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT",
                 &["0", "-1", "many", "1.5", " 32", "18446744073709551615", "99999999999999999999"],
             ),
+            ("KV_INDEXER_TRACE_CONTEXT", &["true", "ON"]),
             ("KV_INDEXER_HTTP_ADDR", &["9464", "localhost:9464", "none", "OFF"]),
         ] {
             for value in values {

@@ -9,7 +9,7 @@
 //!
 //! Code map: `routes` finds a call's service, `wire` reads and writes messages,
 //! `admission` refuses prefix queries that are late or too many, `service` has the
-//! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection` are for probes and tools,
+//! calls, `status` maps errors, `observe` shows how it goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
 //! `maintenance` cleans up. The server must not know how placements are kept or matched.
 
 mod admission;
@@ -21,6 +21,7 @@ mod reflection;
 mod routes;
 mod service;
 mod status;
+mod trace;
 mod wire;
 
 /// The service's trait and router, generated over the types of `wire`.
@@ -81,6 +82,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub struct Server {
     index: Arc<Index>,
     admission: Arc<Admission>,
+    config: Config,
     http: Option<TcpListener>,
 }
 
@@ -102,7 +104,7 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission, http: None }
+        Server { index, admission, config, http: None }
     }
 
     /// The same with its HTTP port on `listener`: probes, `/metrics` and a page.
@@ -138,7 +140,8 @@ impl Server {
         let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
         let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
-        let service = Arrivals::new(Routes::new(calls, others), admission, Arc::clone(&recorder));
+        let routes = Routes::new(calls, others);
+        let service = Arrivals::new(routes, admission, Arc::clone(&recorder), self.config.trace_context);
         let drain = watch::Sender::new(());
         let mut connections = JoinSet::new();
         accept(&listener, &mut connections, shutdown, |stream| {

@@ -60,7 +60,7 @@ impl Method {
     }
 
     /// Its name in the contract.
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::server) fn name(self) -> &'static str {
         match self {
             Method::Apply => "ApplyExternalKvBatch",
             Method::Match => "MatchExternalKv",
