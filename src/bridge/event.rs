@@ -517,13 +517,11 @@ fn read_components(list: &mut Cursor<'_>) -> Result<Option<Components>, Malforme
 }
 
 fn kind_of(name: &[u8]) -> GroupKind {
-    if name == b"full_attention" {
-        GroupKind::Full
-    } else if name.starts_with(b"sliding_window") {
-        GroupKind::SlidingWindow
-    } else if name.starts_with(b"mamba") {
-        GroupKind::Mamba
-    } else {
-        GroupKind::Other
+    match name {
+        // MLA and attention with sinks read the whole prefix too.
+        b"full_attention" | b"mla_attention" | b"sink_full_attention" => GroupKind::Full,
+        _ if name.starts_with(b"sliding_window") => GroupKind::SlidingWindow,
+        _ if name.starts_with(b"mamba") => GroupKind::Mamba,
+        _ => GroupKind::Other,
     }
 }
