@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 
 use super::copies::Reading;
+use super::credentials::{self, Credentials};
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
 use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
@@ -151,6 +152,10 @@ pub const TABLE: &[Setting] = &[
     WORKER_ID,
     WORKER_ADDRESS,
     ENDPOINT,
+    credentials::CA_FILE,
+    credentials::CLIENT_CERT_FILE,
+    credentials::CLIENT_KEY_FILE,
+    credentials::TOKEN_FILE,
     EVENT_ENDPOINT,
     EVENT_BIND,
     EVENT_TOPIC,
@@ -228,6 +233,8 @@ pub struct Config {
     pub worker_address: String,
     /// The server.
     pub server: String,
+    /// How the server is known, and what it is shown.
+    pub credentials: Credentials,
     /// The engine's stream.
     pub source: Source,
     /// Rank that its batches have to be of.
@@ -299,10 +306,12 @@ impl Config {
         let grace = settings.parse(&WORKER_GRACE_MS, "a whole number of milliseconds", |text| {
             text.trim().parse::<u32>().ok()
         })?;
+        let credentials = Credentials::from_settings(settings, &server)?;
         Ok(Config {
             worker_id,
             worker_address: settings.get(&WORKER_ADDRESS).unwrap_or_default().to_owned(),
             server,
+            credentials,
             source: Source {
                 endpoint,
                 bind,
@@ -423,6 +432,7 @@ mod tests {
                 worker_id: "w0".to_owned(),
                 worker_address: String::new(),
                 server: "http://[::1]:50051".to_owned(),
+                credentials: Credentials::default(),
                 source: Source {
                     endpoint: "tcp://127.0.0.1:5557".to_owned(),
                     bind: false,
@@ -536,8 +546,10 @@ mod tests {
 
     #[test]
     fn servers_are_urls_or_sockets() {
-        for server in ["http://a:1", "https://a:1", "http://[::1]:50051", "unix:/tmp/kv", "unix:///tmp/kv"] {
+        for server in ["http://a:1", "http://[::1]:50051", "unix:/tmp/kv", "unix:///tmp/kv"] {
             assert_eq!(read(&[("KV_INDEXER_ENDPOINT", server)]).expect(server).server, server);
         }
+        let over_tls = read(&[("KV_INDEXER_ENDPOINT", "https://a:1"), ("KV_INDEXER_CA_FILE", "ca.pem")]);
+        assert_eq!(over_tls.expect("settings").server, "https://a:1");
     }
 }

@@ -14,6 +14,7 @@ mod backoff;
 pub mod chunker;
 pub mod config;
 pub mod copies;
+pub mod credentials;
 pub mod event;
 pub mod follow;
 mod framing;

@@ -9,15 +9,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use super::backoff::Backoff;
 use super::config::Config;
+use super::credentials::{Connection, CredentialsError};
 use super::health::is_loud;
 use super::status::Reporter;
-use crate::pb::kv_indexer_client::KvIndexerClient;
 use crate::pb::{ApplyExternalKvBatchRequest, ExternalKvAction, WorkerCacheSpec};
 
 /// Longest that one attempt may take: applies are never shed and take
@@ -35,15 +35,15 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub enum ServerError {
     /// The URL is not one.
     Url(tonic::transport::Error),
-    /// The URL asks for TLS, which this build has not.
-    Tls,
+    /// A file of certificates, a key or a token cannot be used.
+    Credentials(CredentialsError),
 }
 
 impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServerError::Url(error) => write!(f, "the server's URL cannot be used: {error}"),
-            ServerError::Tls => f.write_str("the server's URL is https://, but this build has no TLS"),
+            ServerError::Credentials(error) => error.fmt(f),
         }
     }
 }
@@ -71,7 +71,7 @@ impl std::error::Error for Refused {}
 
 /// Sends batches of one worker.
 pub(super) struct Sender {
-    client: KvIndexerClient<Channel>,
+    connection: Connection,
     worker_id: String,
     worker_address: String,
     cache_spec: Option<WorkerCacheSpec>,
@@ -81,19 +81,17 @@ pub(super) struct Sender {
 
 impl Sender {
     pub(super) fn new(config: &Config, reporter: Reporter) -> Result<Self, ServerError> {
-        if config.server.starts_with("https://") {
-            return Err(ServerError::Tls);
-        }
-        let channel = Endpoint::from_shared(config.server.clone())
+        let endpoint = Endpoint::from_shared(config.server.clone())
             .map_err(ServerError::Url)?
             .timeout(ATTEMPT_MAX)
             .connect_timeout(CONNECT_MAX)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
-            .keep_alive_while_idle(true)
-            .connect_lazy();
+            .keep_alive_while_idle(true);
+        let connection =
+            Connection::new(endpoint, config.credentials.clone()).map_err(ServerError::Credentials)?;
         Ok(Sender {
-            client: KvIndexerClient::new(channel),
+            connection,
             worker_id: config.worker_id.clone(),
             worker_address: config.worker_address.clone(),
             cache_spec: config.cache_spec,
@@ -115,19 +113,19 @@ impl Sender {
             worker_address: self.worker_address.clone(),
             cache_spec: self.cache_spec,
         };
-        send(self.client.clone(), request, self.reporter.clone())
+        send(self.connection.clone(), request, self.reporter.clone())
     }
 }
 
 async fn send(
-    mut client: KvIndexerClient<Channel>,
+    connection: Connection,
     request: ApplyExternalKvBatchRequest,
     reporter: Reporter,
 ) -> Result<(), Refused> {
     let mut backoff = Backoff::default();
     let mut failures = 0_u64;
     loop {
-        let status = match client.apply_external_kv_batch(request.clone()).await {
+        let status = match connection.client().apply_external_kv_batch(request.clone()).await {
             Ok(_) => break,
             Err(status) => status,
         };
@@ -146,6 +144,11 @@ async fn send(
             );
         }
         tokio::time::sleep(backoff.wait()).await;
+        if let Err(error) = connection.renew()
+            && is_loud(failures, 1)
+        {
+            warn!("credentials cannot be read again, the old ones are used: {error}");
+        }
     }
     reporter.update(|status| {
         status.sent_rpcs = request.seq;
@@ -166,14 +169,14 @@ fn is_passing(code: Code) -> bool {
         // What a connection that breaks in the middle of a call, a proxy or a crash is reported as: these say
         // nothing about the batch.
         Code::Unknown | Code::Internal | Code::Aborted => true,
+        // The wrong token or certificate: somebody will mend that here or there, and files are read again.
+        Code::Unauthenticated | Code::PermissionDenied => true,
         Code::InvalidArgument
         | Code::OutOfRange
         | Code::Unimplemented
         | Code::FailedPrecondition
         | Code::NotFound
         | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::Unauthenticated
         | Code::DataLoss => false,
     }
 }
