@@ -50,7 +50,18 @@ impl ReadView {
 
     /// The ids of all workers, ascending.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
-        self.arena.workers.iter().map(|(id, _)| id)
+        self.arena.workers.iter().filter(|(_, worker)| !worker.is_gone()).map(|(id, _)| id)
+    }
+
+    /// A number that each batch of a worker changes, and that no other worker had before;
+    /// `None` if there is no such worker any more.
+    pub fn heard(&self, worker: WorkerId) -> Option<u64> {
+        self.arena.workers.get_if_known(worker).map(|worker| worker.heard)
+    }
+
+    /// Whether a worker of this view is left out of answers.
+    pub fn is_silent(&self, worker: WorkerId) -> bool {
+        self.arena.workers.get(worker).is_silent()
     }
 
     /// The cache spec of a worker of this view.
@@ -72,7 +83,7 @@ impl ReadView {
     pub fn sizes(&self) -> Sizes {
         let Arena { blocks, table, sets, workers, .. } = &self.arena;
         Sizes {
-            workers: workers.len(),
+            workers: self.workers().count(),
             blocks: blocks.live(),
             ghosts: blocks.remembered(),
             sets: sets.len(),

@@ -7,11 +7,13 @@
 //! but for two things: it ends any call at its `grpc-timeout` and so would shed
 //! applies, and it leaves connections running when a drain takes too long.
 //!
-//! Code map: `routes` finds a call's service, `wire` reads and writes messages,
-//! `admission` refuses prefix queries that are late or too many, `service` has the
-//! calls, `status` maps
-//! errors, `connection` speaks TLS and HTTP/2, `security` knows who may call, `observe` shows how it goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
-//! `maintenance` cleans up. The server must not know how placements are kept or matched.
+//! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
+//! `routes` finds a call's service, `admission` refuses calls that are not allowed,
+//! late or too many, with `security` and `memory` behind it, `wire` reads and writes
+//! messages, `service` has the calls, `status` maps errors. `observe` shows how it
+//! goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
+//! `maintenance` cleans up. The server must not know how placements are kept or
+//! matched.
 
 mod admission;
 mod config;
