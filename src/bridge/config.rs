@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 
 use super::copies::Reading;
+use super::credentials::{self, Credentials};
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
 use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
@@ -168,6 +169,10 @@ pub const TABLE: &[Setting] = &[
     ENDPOINT,
     IDLE_REPORT_MS,
     MIRROR_MAX_BLOCKS,
+    credentials::CA_FILE,
+    credentials::CLIENT_CERT_FILE,
+    credentials::CLIENT_KEY_FILE,
+    credentials::TOKEN_FILE,
     EVENT_ENDPOINT,
     EVENT_BIND,
     EVENT_TOPIC,
@@ -247,6 +252,8 @@ pub struct Config {
     pub worker_address: String,
     /// The servers, at least one.
     pub servers: Vec<String>,
+    /// How the servers are known, and what they are shown.
+    pub credentials: Credentials,
     /// The engine's stream.
     pub source: Source,
     /// Rank that its batches have to be of.
@@ -330,10 +337,12 @@ impl Config {
             settings.parse(&MIRROR_MAX_BLOCKS, "a whole number of blocks, 1 to 4000000000", |text| {
                 text.trim().parse::<usize>().ok().filter(|blocks| (1..=4_000_000_000).contains(blocks))
             })?;
+        let credentials = Credentials::from_settings(settings, &servers)?;
         Ok(Config {
             worker_id,
             worker_address: settings.get(&WORKER_ADDRESS).unwrap_or_default().to_owned(),
             servers,
+            credentials,
             source: Source {
                 endpoint,
                 bind,
@@ -464,6 +473,7 @@ mod tests {
                 servers: vec!["http://[::1]:50051".to_owned()],
                 idle_report: Some(Duration::from_secs(1)),
                 mirror_blocks_max: 20_000_000,
+                credentials: Credentials::default(),
                 source: Source {
                     endpoint: "tcp://127.0.0.1:5557".to_owned(),
                     bind: false,
@@ -579,8 +589,10 @@ mod tests {
 
     #[test]
     fn servers_are_urls_or_sockets() {
-        for server in ["http://a:1", "https://a:1", "http://[::1]:50051", "unix:/tmp/kv", "unix:///tmp/kv"] {
+        for server in ["http://a:1", "http://[::1]:50051", "unix:/tmp/kv", "unix:///tmp/kv"] {
             assert_eq!(read(&[("KV_INDEXER_ENDPOINT", server)]).expect(server).servers, [server]);
         }
+        let over_tls = read(&[("KV_INDEXER_ENDPOINT", "https://a:1"), ("KV_INDEXER_CA_FILE", "ca.pem")]);
+        assert_eq!(over_tls.expect("settings").servers, ["https://a:1"]);
     }
 }

@@ -18,6 +18,8 @@ mod backoff;
 pub mod chunker;
 pub mod config;
 pub mod copies;
+pub mod credentials;
+mod dial;
 pub mod event;
 mod feed;
 pub mod follow;

@@ -7,27 +7,20 @@
 //! Cost: one copy of the batch per attempt.
 
 use std::fmt;
-use std::io;
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::Uri;
-use hyper_util::rt::TokioIo;
-use tokio::net::{TcpStream, UnixStream};
 use tonic::metadata::{MetadataMap, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::Endpoint;
 use tonic::{Code, Extensions, Request, Status};
-use tower::service_fn;
 use tracing::{info, warn};
 
 use super::backoff::Backoff;
 use super::config::Config;
+use super::credentials::{Connection, CredentialsError};
+use super::dial::Dialler;
 use super::health::is_loud;
 use super::replica::Told;
 use super::status::Reporter;
-use crate::pb::kv_indexer_client::KvIndexerClient;
 use crate::pb::{ApplyExternalKvBatchRequest, WorkerCacheSpec};
 
 /// Longest that one attempt may take: applies are never shed and take
@@ -39,9 +32,6 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 
 /// How often a quiet connection is tried, and how long an answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-
-/// Port of an `http://` URL that names none.
-const HTTP_PORT: u16 = 80;
 
 /// Request metadata that says whether the server knows everything once it has taken the batch.
 const STREAM_KEY: &str = "kv-indexer-stream";
@@ -57,15 +47,15 @@ const INSTANCE_KEY: &str = "kv-indexer-instance";
 pub enum ServerError {
     /// The URL is not one.
     Url(tonic::transport::Error),
-    /// The URL asks for TLS, which this build has not.
-    Tls,
+    /// A file of certificates, a key or a token cannot be used.
+    Credentials(CredentialsError),
 }
 
 impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServerError::Url(error) => write!(f, "the server's URL cannot be used: {error}"),
-            ServerError::Tls => f.write_str("the server's URL is https://, but this build has no TLS"),
+            ServerError::Credentials(error) => error.fmt(f),
         }
     }
 }
@@ -105,8 +95,7 @@ pub(super) enum Life {
 
 /// Sends batches of one worker to one server.
 pub(super) struct Sender {
-    client: KvIndexerClient<Channel>,
-    connections: Arc<AtomicU64>,
+    connection: Connection,
     worker_id: String,
     worker_address: String,
     cache_spec: Option<WorkerCacheSpec>,
@@ -120,9 +109,6 @@ impl Sender {
     /// A sender to the server at `place` of the configured ones; connects when it first sends.
     pub(super) fn new(config: &Config, place: usize, reporter: Reporter) -> Result<Self, ServerError> {
         let server = &config.servers[place];
-        if server.starts_with("https://") {
-            return Err(ServerError::Tls);
-        }
         let endpoint = Endpoint::from_shared(server.clone())
             .map_err(ServerError::Url)?
             .timeout(ATTEMPT_MAX)
@@ -130,25 +116,10 @@ impl Sender {
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
             .keep_alive_while_idle(true);
-        let connections = Arc::new(AtomicU64::new(0));
-        let dialled = Arc::clone(&connections);
-        let count = move || dialled.fetch_add(1, Ordering::Release);
-        let channel = match server.strip_prefix("unix:") {
-            Some(path) => {
-                let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
-                endpoint.connect_with_connector_lazy(service_fn(move |_| {
-                    count();
-                    dial_unix(path.clone())
-                }))
-            }
-            None => endpoint.connect_with_connector_lazy(service_fn(move |uri| {
-                count();
-                dial_tcp(uri)
-            })),
-        };
+        let connection = Connection::new(endpoint, Dialler::new(server), config.credentials.clone())
+            .map_err(ServerError::Credentials)?;
         Ok(Sender {
-            client: KvIndexerClient::new(channel),
-            connections,
+            connection,
             worker_id: config.worker_id.clone(),
             worker_address: config.worker_address.clone(),
             cache_spec: config.cache_spec,
@@ -183,22 +154,14 @@ impl Sender {
         {
             metadata.insert(INSTANCE_KEY, instance);
         }
-        send(
-            self.client.clone(),
-            request,
-            metadata,
-            self.connections.clone(),
-            self.place,
-            self.reporter.clone(),
-        )
+        send(self.connection.clone(), request, metadata, self.place, self.reporter.clone())
     }
 }
 
 async fn send(
-    mut client: KvIndexerClient<Channel>,
+    connection: Connection,
     batch: ApplyExternalKvBatchRequest,
     metadata: MetadataMap,
-    connections: Arc<AtomicU64>,
     place: usize,
     reporter: Reporter,
 ) -> Result<Life, Refused> {
@@ -207,7 +170,7 @@ async fn send(
     let sequence = batch.seq;
     let response = loop {
         let request = Request::from_parts(metadata.clone(), Extensions::default(), batch.clone());
-        let status = match client.apply_external_kv_batch(request).await {
+        let status = match connection.client().apply_external_kv_batch(request).await {
             Ok(response) => break response,
             Err(status) => status,
         };
@@ -221,6 +184,11 @@ async fn send(
             warn!(sequence, failures, ?code, "the server did not take a batch, trying again: {message}");
         }
         tokio::time::sleep(backoff.wait()).await;
+        if let Err(error) = connection.renew()
+            && is_loud(failures, 1)
+        {
+            warn!("credentials cannot be read again, the old ones are used: {error}");
+        }
     };
     reporter.update(|status| {
         let server = &mut status.servers[place];
@@ -232,21 +200,8 @@ async fn send(
     }
     Ok(match response.metadata().get(INSTANCE_KEY) {
         Some(instance) => Life::Instance(instance.as_bytes().into()),
-        // Counted before the connection carries anything; pairs with the release of the count.
-        None => Life::Connection(connections.load(Ordering::Acquire)),
+        None => Life::Connection(connection.number()),
     })
-}
-
-/// Connects as tonic itself would.
-async fn dial_tcp(uri: Uri) -> io::Result<TokioIo<TcpStream>> {
-    let host = uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(HTTP_PORT))).await?;
-    stream.set_nodelay(true)?;
-    Ok(TokioIo::new(stream))
-}
-
-async fn dial_unix(path: PathBuf) -> io::Result<TokioIo<UnixStream>> {
-    Ok(TokioIo::new(UnixStream::connect(path).await?))
 }
 
 /// Whether the same batch may be taken later.
@@ -258,14 +213,14 @@ fn is_passing(code: Code) -> bool {
         // What a connection that breaks in the middle of a call, a proxy or a crash is reported as: these say
         // nothing about the batch.
         Code::Unknown | Code::Internal | Code::Aborted => true,
+        // The wrong token or certificate: somebody will mend that here or there, and files are read again.
+        Code::Unauthenticated | Code::PermissionDenied => true,
         Code::InvalidArgument
         | Code::OutOfRange
         | Code::Unimplemented
         | Code::FailedPrecondition
         | Code::NotFound
         | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::Unauthenticated
         | Code::DataLoss => false,
     }
 }
