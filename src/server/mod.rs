@@ -10,11 +10,14 @@
 //! Code map: `routes` finds a call's service, `wire` reads and writes messages,
 //! `admission` refuses prefix queries that are late or too many, `service` has the
 //! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection` are for probes and tools,
-//! `maintenance` cleans up. The server must not know how placements are kept or matched.
+//! `maintenance` cleans up, `instance`
+//! says in each answer which server gave it. The server must not know how placements
+//! are kept or matched.
 
 mod admission;
 mod config;
 mod health;
+mod instance;
 mod maintenance;
 mod observe;
 mod reflection;
@@ -46,6 +49,7 @@ use admission::Arrivals;
 pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
+use instance::{Instance, Stamped};
 use maintenance::Maintenance;
 use observe::{Observer, Recorder};
 use routes::{Other, Routes};
@@ -81,6 +85,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub struct Server {
     index: Arc<Index>,
     admission: Arc<Admission>,
+    instance: Instance,
     http: Option<TcpListener>,
 }
 
@@ -102,7 +107,7 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission, http: None }
+        Server { index, admission, instance: Instance::random(), http: None }
     }
 
     /// The same with its HTTP port on `listener`: probes, `/metrics` and a page.
@@ -117,6 +122,12 @@ impl Server {
         Arc::clone(&self.admission)
     }
 
+    /// The random id of this server, 32 hex digits, which the metadata of every answer has as
+    /// `kv-indexer-instance`: another id means another server, with an index of its own.
+    pub fn instance(&self) -> &str {
+        self.instance.as_str()
+    }
+
     /// Serves on `listener` until `shutdown`, then drains.
     ///
     /// Draining, no connection and no stream is accepted any more, and running
@@ -127,18 +138,23 @@ impl Server {
     /// No thread can be started, or the listener has no local address. A server that
     /// runs never fails.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-        tracing::info!(address = %listener.local_addr()?, "listening");
+        tracing::info!(address = %listener.local_addr()?, instance = self.instance(), "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
         let (admission, index) = (self.admission, self.index);
-        let observer =
-            Arc::new(Observer::new(Arc::clone(&index), Arc::clone(&recorder), Arc::clone(&admission)));
+        let observer = Arc::new(Observer::new(
+            Arc::clone(&index),
+            Arc::clone(&recorder),
+            Arc::clone(&admission),
+            self.instance.clone(),
+        ));
         let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
         let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder));
         let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
         let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
         let service = Arrivals::new(Routes::new(calls, others), admission, Arc::clone(&recorder));
+        let service = Stamped::new(service, self.instance);
         let drain = watch::Sender::new(());
         let mut connections = JoinSet::new();
         accept(&listener, &mut connections, shutdown, |stream| {
@@ -196,7 +212,7 @@ async fn accept<F: Future<Output = ()> + Send + 'static>(
 /// Serves one connection until its peer leaves, or the drain and its last call end.
 async fn connection(
     stream: TcpStream,
-    service: Arrivals<Routes<KVIndexerServer<Indexer>, Incoming>>,
+    service: Stamped<Arrivals<Routes<KVIndexerServer<Indexer>, Incoming>>>,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.

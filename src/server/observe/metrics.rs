@@ -39,6 +39,11 @@ fn process(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
     )?;
     writer.gauges("kv_indexer_start_time_seconds", "When the server started, in Unix time.", one(started))?;
     writer.gauges(
+        "kv_indexer_instance_info",
+        "Always 1; the id is this server's in the metadata of its answers, another one after each start.",
+        [(vec![("id", observer.instance.as_str())], 1.0)],
+    )?;
+    writer.gauges(
         "kv_indexer_ready",
         "1 while calls are served, 0 while draining.",
         one(f64::from(u8::from(observer.is_ready()))),

@@ -18,6 +18,7 @@ use std::time::SystemTime;
 use crate::arena::Index;
 use crate::http::{Page, Pages, STATUS_PAGE};
 use crate::server::admission::Admission;
+use crate::server::instance::Instance;
 
 pub(in crate::server) use record::{Method, Recorder, Running, ScanTimes};
 use snapshot::Snapshots;
@@ -28,6 +29,7 @@ pub(in crate::server) struct Observer {
     recorder: Arc<Recorder>,
     admission: Arc<Admission>,
     snapshots: Snapshots,
+    instance: Instance,
     started: SystemTime,
     /// Whether calls are served. Carries no data but itself, so `Relaxed` is enough.
     ready: AtomicBool,
@@ -38,9 +40,11 @@ impl Observer {
         index: Arc<Index>,
         recorder: Arc<Recorder>,
         admission: Arc<Admission>,
+        instance: Instance,
     ) -> Self {
         let snapshots = Snapshots::new(index, Arc::clone(&recorder));
-        Observer { recorder, admission, snapshots, started: SystemTime::now(), ready: AtomicBool::new(true) }
+        let (started, ready) = (SystemTime::now(), AtomicBool::new(true));
+        Observer { recorder, admission, snapshots, instance, started, ready }
     }
 
     /// From now on the server is not ready for new calls.

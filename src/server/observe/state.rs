@@ -22,6 +22,7 @@ pub(super) fn json(observer: &Observer) -> String {
         "kind": "server",
         "version": version::NUMBER,
         "commit": version::COMMIT,
+        "instance": observer.instance.as_str(),
         "now_s": seconds(now),
         "started_s": seconds(observer.started),
         "ready": observer.is_ready(),
