@@ -1,6 +1,7 @@
 //! The server's settings: one table makes its flags, help and variables.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::admission::PERMITS_MAX;
 use crate::http;
@@ -29,8 +30,20 @@ const HTTP_ADDR: Setting = Setting {
            off for none.",
 };
 
+const WORKER_TTL_MS: Setting = Setting {
+    name: "KV_INDEXER_WORKER_TTL_MS",
+    value: "MS",
+    default: Some("0"),
+    help: "Milliseconds after which a worker that does not report, not even an empty batch, is left out of \
+           answers, and after as many more removed; 0 is never.",
+};
+
+/// Shortest time to live: bridges cannot report much more often.
+const WORKER_TTL_MS_MIN: u64 = 100;
+
 /// All settings of the server's binary.
-pub const SETTINGS: &[Setting] = &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
+pub const SETTINGS: &[Setting] =
+    &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, WORKER_TTL_MS, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
 
 /// How a server runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +52,9 @@ pub struct Config {
     pub listen_addr: SocketAddr,
     /// Prefix queries that may run at once, at least 1.
     pub prefix_queries_in_flight_max: usize,
+    /// Silence after which a worker is left out of answers, and once more after which it is removed;
+    /// `None` is never.
+    pub worker_ttl: Option<Duration>,
     /// Where the binary serves HTTP, if it does; see [`Server::with_http`](super::Server::with_http).
     pub http_addr: Option<SocketAddr>,
 }
@@ -51,10 +67,15 @@ impl Config {
     pub fn from_settings(settings: &Settings) -> Result<Self, SettingError> {
         let address = "an IP address and a port, such as [::1]:50051 or 0.0.0.0:50051";
         let count = format!("a whole number from 1 to {PERMITS_MAX}");
+        let ttl = format!("0 for never, or a whole number of milliseconds from {WORKER_TTL_MS_MIN} on");
         Ok(Config {
             listen_addr: settings.parse(&LISTEN_ADDR, address, |text| text.parse().ok())?,
             prefix_queries_in_flight_max: settings.parse(&PREFIX_QUERY_MAX_INFLIGHT, &count, |text| {
                 text.parse().ok().filter(|count| (1..=PERMITS_MAX).contains(count))
+            })?,
+            worker_ttl: settings.parse(&WORKER_TTL_MS, &ttl, |text| match text.parse().ok()? {
+                0 => Some(None),
+                ms => (ms >= WORKER_TTL_MS_MIN).then(|| Some(Duration::from_millis(ms))),
             })?,
             http_addr: http::address(settings, &HTTP_ADDR)?,
         })
@@ -66,6 +87,7 @@ impl Default for Config {
         Config {
             listen_addr: SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 50051),
             prefix_queries_in_flight_max: PREFIX_QUERIES_IN_FLIGHT_DEFAULT,
+            worker_ttl: None,
             http_addr: Some(SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 9464)),
         }
     }
@@ -89,11 +111,13 @@ mod tests {
         let config = read(&[
             ("KV_INDEXER_LISTEN_ADDR", "0.0.0.0:9"),
             ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "1"),
+            ("KV_INDEXER_WORKER_TTL_MS", "2500"),
             ("KV_INDEXER_HTTP_ADDR", "off"),
         ]);
         let expected = Config {
             listen_addr: ([0, 0, 0, 0], 9).into(),
             prefix_queries_in_flight_max: 1,
+            worker_ttl: Some(Duration::from_millis(2_500)),
             http_addr: None,
         };
         assert_eq!(config, Ok(expected));
@@ -110,6 +134,7 @@ mod tests {
                 "KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT",
                 &["0", "-1", "many", "1.5", " 32", "18446744073709551615", "99999999999999999999"],
             ),
+            ("KV_INDEXER_WORKER_TTL_MS", &["-1", "1", "99", "1s", "never", "18446744073709551616"]),
             ("KV_INDEXER_HTTP_ADDR", &["9464", "localhost:9464", "none", "OFF"]),
         ] {
             for value in values {

@@ -10,7 +10,7 @@
 //! Code map: `routes` finds a call's service, `wire` reads and writes messages,
 //! `admission` refuses prefix queries that are late or too many, `service` has the
 //! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection` are for probes and tools,
-//! `maintenance` cleans up, `instance`
+//! `maintenance` cleans up, `liveness` deals with workers that fall silent, `instance`
 //! says in each answer which server gave it. The server must not know how placements
 //! are kept or matched.
 
@@ -18,6 +18,7 @@ mod admission;
 mod config;
 mod health;
 mod instance;
+mod liveness;
 mod maintenance;
 mod observe;
 mod reflection;
@@ -50,6 +51,7 @@ pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use instance::{Instance, Stamped};
+use liveness::Watch;
 use maintenance::Maintenance;
 use observe::{Observer, Recorder};
 use routes::{Other, Routes};
@@ -86,6 +88,7 @@ pub struct Server {
     index: Arc<Index>,
     admission: Arc<Admission>,
     instance: Instance,
+    config: Config,
     http: Option<TcpListener>,
 }
 
@@ -107,7 +110,7 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission, instance: Instance::random(), http: None }
+        Server { index, admission, instance: Instance::random(), config, http: None }
     }
 
     /// The same with its HTTP port on `listener`: probes, `/metrics` and a page.
@@ -141,6 +144,8 @@ impl Server {
         tracing::info!(address = %listener.local_addr()?, instance = self.instance(), "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
+        let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
+        let _watch = self.config.worker_ttl.map(watch).transpose()?;
         let (admission, index) = (self.admission, self.index);
         let observer = Arc::new(Observer::new(
             Arc::clone(&index),

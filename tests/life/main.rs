@@ -3,3 +3,4 @@
 
 mod instance;
 mod server;
+mod silence;

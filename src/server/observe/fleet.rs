@@ -49,6 +49,11 @@ impl Reports {
         worker_ids.map(|worker_id| workers.get(worker_id).copied()).collect()
     }
 
+    /// Forgets a worker that was removed.
+    pub(super) fn forget(&self, worker_id: &str) {
+        self.lock().remove(worker_id);
+    }
+
     /// Forgets workers that are not worth keeping.
     pub(super) fn keep(&self, is_known: impl Fn(&str) -> bool) {
         self.lock().retain(|worker_id, _| is_known(worker_id));

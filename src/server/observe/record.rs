@@ -129,6 +129,9 @@ pub(in crate::server) struct Recorder {
     pub(super) apply_hashes: Histogram,
     pub(super) connections: Level,
     pub(super) connections_total: Counter,
+    pub(super) removed_for_silence: Counter,
+    /// 1 while the network is the suspect for workers' silence.
+    pub(super) network_suspected: Level,
     pub(super) reports: Reports,
 }
 
@@ -149,6 +152,8 @@ impl Recorder {
             apply_hashes: Histogram::new(Scale::Count, BLOCKS),
             connections: Level::default(),
             connections_total: Counter::default(),
+            removed_for_silence: Counter::default(),
+            network_suspected: Level::default(),
             reports: Reports::default(),
         }
     }
@@ -174,6 +179,21 @@ impl Recorder {
     pub(in crate::server) fn applied(&self, worker_id: &str, seq: u64, hashes: usize) {
         self.apply_hashes.record(hashes as u64);
         self.reports.heard(worker_id, seq);
+    }
+
+    /// A worker was removed as nothing was heard of it.
+    pub(in crate::server) fn removed_for_silence(&self, worker_id: &str) {
+        self.removed_for_silence.count();
+        self.reports.forget(worker_id);
+    }
+
+    /// The network is suspected to be why workers are silent, or no longer.
+    pub(in crate::server) fn suspect_network(&self, suspected: bool) {
+        if suspected {
+            self.network_suspected.rise();
+        } else {
+            self.network_suspected.fall();
+        }
     }
 
     /// A connection was opened; it counts until the guard is dropped.

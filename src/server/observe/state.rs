@@ -26,6 +26,8 @@ pub(super) fn json(observer: &Observer) -> String {
         "now_s": seconds(now),
         "started_s": seconds(observer.started),
         "ready": observer.is_ready(),
+        "network_suspected": recorder.network_suspected.get() > 0,
+        "workers_removed": { "silence": recorder.removed_for_silence.get() },
         "connections": recorder.connections.get(),
         "index": index(&snapshot),
         "workers": snapshot.rows().map(|(label, row)| worker(label, row)).collect::<Vec<_>>(),
@@ -65,6 +67,7 @@ fn index(snapshot: &Snapshot) -> Value {
     let sizes = &snapshot.sizes;
     json!({
         "workers": sizes.workers,
+        "silent_workers": snapshot.silent,
         "blocks": sizes.blocks,
         "remembered_blocks": sizes.ghosts,
         "placements": tiers(snapshot.placements),
@@ -85,6 +88,7 @@ fn worker(label: &Label, row: &WorkerRow) -> Value {
         "address": label.address(),
         "spec": row.spec.map(spec),
         "blocks": tiers(row.blocks),
+        "silent": row.silent,
         "seq": row.seq,
         "heard_s": row.heard.map(|heard| seconds(heard.at)),
         "reports": row.heard.map(|heard| heard.reports),
