@@ -38,12 +38,20 @@ const WORKER_TTL_MS: Setting = Setting {
            answers, and after as many more removed; 0 is never.",
 };
 
+const SETTLE_MS: Setting = Setting {
+    name: "KV_INDEXER_SETTLE_MS",
+    value: "MS",
+    default: Some("3000"),
+    help: "Milliseconds after its start that bridges have to find the server before it can be ready; then it \
+           waits until they have brought it up to date. 0 makes it ready at once.",
+};
+
 /// Shortest time to live: bridges cannot report much more often.
 const WORKER_TTL_MS_MIN: u64 = 100;
 
 /// All settings of the server's binary.
 pub const SETTINGS: &[Setting] =
-    &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, WORKER_TTL_MS, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
+    &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, WORKER_TTL_MS, SETTLE_MS, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
 
 /// How a server runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +63,8 @@ pub struct Config {
     /// Silence after which a worker is left out of answers, and once more after which it is removed;
     /// `None` is never.
     pub worker_ttl: Option<Duration>,
+    /// Time that bridges have to find the server before it can be ready; zero makes it ready at once.
+    pub settle: Duration,
     /// Where the binary serves HTTP, if it does; see [`Server::with_http`](super::Server::with_http).
     pub http_addr: Option<SocketAddr>,
 }
@@ -77,6 +87,9 @@ impl Config {
                 0 => Some(None),
                 ms => (ms >= WORKER_TTL_MS_MIN).then(|| Some(Duration::from_millis(ms))),
             })?,
+            settle: settings.parse(&SETTLE_MS, "a whole number of milliseconds", |text| {
+                text.parse().ok().map(Duration::from_millis)
+            })?,
             http_addr: http::address(settings, &HTTP_ADDR)?,
         })
     }
@@ -88,6 +101,7 @@ impl Default for Config {
             listen_addr: SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 50051),
             prefix_queries_in_flight_max: PREFIX_QUERIES_IN_FLIGHT_DEFAULT,
             worker_ttl: None,
+            settle: Duration::from_secs(3),
             http_addr: Some(SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 9464)),
         }
     }
@@ -112,12 +126,14 @@ mod tests {
             ("KV_INDEXER_LISTEN_ADDR", "0.0.0.0:9"),
             ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "1"),
             ("KV_INDEXER_WORKER_TTL_MS", "2500"),
+            ("KV_INDEXER_SETTLE_MS", "0"),
             ("KV_INDEXER_HTTP_ADDR", "off"),
         ]);
         let expected = Config {
             listen_addr: ([0, 0, 0, 0], 9).into(),
             prefix_queries_in_flight_max: 1,
             worker_ttl: Some(Duration::from_millis(2_500)),
+            settle: Duration::ZERO,
             http_addr: None,
         };
         assert_eq!(config, Ok(expected));
@@ -135,6 +151,7 @@ mod tests {
                 &["0", "-1", "many", "1.5", " 32", "18446744073709551615", "99999999999999999999"],
             ),
             ("KV_INDEXER_WORKER_TTL_MS", &["-1", "1", "99", "1s", "never", "18446744073709551616"]),
+            ("KV_INDEXER_SETTLE_MS", &["-1", "off", "3s", "1.5"]),
             ("KV_INDEXER_HTTP_ADDR", &["9464", "localhost:9464", "none", "OFF"]),
         ] {
             for value in values {

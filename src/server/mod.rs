@@ -9,18 +9,22 @@
 //!
 //! Code map: `routes` finds a call's service, `wire` reads and writes messages,
 //! `admission` refuses prefix queries that are late or too many, `service` has the
-//! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection` are for probes and tools,
-//! `maintenance` cleans up, `liveness` deals with workers that fall silent, `instance`
-//! says in each answer which server gave it. The server must not know how placements
-//! are kept or matched.
+//! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection`
+//! are for probes and tools, `readiness` knows what the server still waits for, `admin` is
+//! for operators, with `drops` telling batches that a drop has overtaken, `liveness`
+//! deals with workers that fall silent, `maintenance` cleans up, `instance` says in each
+//! answer which server gave it. The server must not know how placements are kept or matched.
 
+mod admin;
 mod admission;
 mod config;
+mod drops;
 mod health;
 mod instance;
 mod liveness;
 mod maintenance;
 mod observe;
+mod readiness;
 mod reflection;
 mod routes;
 mod service;
@@ -46,20 +50,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use admin::Operator;
 use admission::Arrivals;
 pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
+use drops::Drops;
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use instance::{Instance, Stamped};
 use liveness::Watch;
 use maintenance::Maintenance;
 use observe::{Observer, Recorder};
+use readiness::Readiness;
 use routes::{Other, Routes};
 use service::Indexer;
 
 use crate::arena::Index;
 use crate::http::Port;
 use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
+use crate::pb::admin::admin_server::AdminServer;
 
 /// What a peer may send on one stream before we answer with more window: a whole
 /// message of the largest size. A query has a deadline of 100 ms, so it should
@@ -147,17 +155,27 @@ impl Server {
         let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
         let _watch = self.config.worker_ttl.map(watch).transpose()?;
         let (admission, index) = (self.admission, self.index);
+        let readiness = Arc::new(Readiness::new(self.config.settle, Arc::clone(&recorder)));
         let observer = Arc::new(Observer::new(
             Arc::clone(&index),
             Arc::clone(&recorder),
             Arc::clone(&admission),
+            Arc::clone(&readiness),
             self.instance.clone(),
         ));
         let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
-        let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder));
+        let drops = Arc::new(Drops::default());
+        let operator = Operator::new(Arc::clone(&index), Arc::clone(&drops), Arc::clone(&recorder));
+        let operator = AdminServer::new(operator).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder), drops);
         let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
-        let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
+        let health = health::Reporter::starting::<KVIndexerServer<Indexer>>(readiness.is_ready()).await;
+        let mut getting_ready = JoinSet::new();
+        if !readiness.is_ready() {
+            getting_ready.spawn(health.clone().follow(Arc::clone(&readiness)));
+        }
+        let others =
+            [Other::new(operator), Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
         let service = Arrivals::new(Routes::new(calls, others), admission, Arc::clone(&recorder));
         let service = Stamped::new(service, self.instance);
         let drain = watch::Sender::new(());
@@ -172,7 +190,8 @@ impl Server {
         })
         .await;
         drop(listener);
-        observer.draining();
+        readiness.drain();
+        getting_ready.shutdown().await;
         health.draining().await;
         drain.send_replace(());
         tracing::info!(connections = connections.len(), "draining");

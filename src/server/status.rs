@@ -10,6 +10,7 @@ use std::fmt;
 use tonic::Status;
 
 use super::admission::Refusal;
+use super::drops::Overtaken;
 use super::wire::RequestError;
 use crate::arena::BatchError;
 
@@ -39,6 +40,13 @@ impl From<Refusal> for Status {
             Refusal::Overloaded { .. } => Status::resource_exhausted(text),
             Refusal::Late => Status::deadline_exceeded(text),
         }
+    }
+}
+
+impl From<Overtaken> for Status {
+    fn from(error: Overtaken) -> Self {
+        // Bridges send again what was unavailable, and by then it is a later batch.
+        Status::unavailable(error.to_string())
     }
 }
 

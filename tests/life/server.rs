@@ -12,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tonic::Request;
+use tonic::metadata::MetadataValue;
 use tonic::transport::Channel;
 
 /// Longest that a test waits for what must come; a machine may be slow.
@@ -97,6 +99,16 @@ pub(crate) fn batch(worker: &str, seq: u64, hashes: &[i64]) -> ApplyExternalKvBa
         worker_address: format!("http://{worker}:1"),
         cache_spec: None,
     }
+}
+
+/// The same with what its bridge says of its stream.
+pub(crate) fn marked(
+    batch: ApplyExternalKvBatchRequest,
+    stream: &'static str,
+) -> Request<ApplyExternalKvBatchRequest> {
+    let mut request = Request::new(batch);
+    request.metadata_mut().insert("kv-indexer-stream", MetadataValue::from_static(stream));
+    request
 }
 
 /// The workers that hold the first of these blocks, by name.

@@ -46,8 +46,8 @@ fn process(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
     writer.gauges("kv_indexer_start_time_seconds", "When the server started, in Unix time.", one(started))?;
     writer.gauges(
         "kv_indexer_ready",
-        "1 while calls are served, 0 while draining.",
-        one(f64::from(u8::from(observer.is_ready()))),
+        "1 while the server is ready, 0 while bridges bring it up to date at its start, and while it drains.",
+        one(f64::from(u8::from(observer.readiness.is_ready()))),
     )?;
     writer.gauges(
         "kv_indexer_connections",
@@ -207,7 +207,10 @@ fn silence(observer: &Observer, snapshot: &Snapshot, writer: &mut Writer<'_>) ->
     writer.counters(
         "kv_indexer_workers_removed",
         "Workers removed with their placements, by reason.",
-        [(vec![("reason", "silence")], recorder.removed_for_silence.get())],
+        [
+            (vec![("reason", "silence")], recorder.removed_for_silence.get()),
+            (vec![("reason", "dropped")], recorder.dropped.get()),
+        ],
     )
 }
 

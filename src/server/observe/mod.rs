@@ -12,14 +12,15 @@ mod snapshot;
 mod state;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use crate::arena::Index;
 use crate::http::{Page, Pages, STATUS_PAGE};
 use crate::server::admission::Admission;
 use crate::server::instance::Instance;
+use crate::server::readiness::{Readiness, Standing};
 
+pub(in crate::server) use fleet::Heard;
 pub(in crate::server) use record::{Method, Recorder, Running, ScanTimes};
 use snapshot::Snapshots;
 
@@ -31,8 +32,7 @@ pub(in crate::server) struct Observer {
     snapshots: Snapshots,
     instance: Instance,
     started: SystemTime,
-    /// Whether calls are served. Carries no data but itself, so `Relaxed` is enough.
-    ready: AtomicBool,
+    readiness: Arc<Readiness>,
 }
 
 impl Observer {
@@ -40,20 +40,11 @@ impl Observer {
         index: Arc<Index>,
         recorder: Arc<Recorder>,
         admission: Arc<Admission>,
+        readiness: Arc<Readiness>,
         instance: Instance,
     ) -> Self {
         let snapshots = Snapshots::new(index, Arc::clone(&recorder));
-        let (started, ready) = (SystemTime::now(), AtomicBool::new(true));
-        Observer { recorder, admission, snapshots, instance, started, ready }
-    }
-
-    /// From now on the server is not ready for new calls.
-    pub(in crate::server) fn draining(&self) {
-        self.ready.store(false, Ordering::Relaxed);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
+        Observer { recorder, admission, snapshots, instance, started: SystemTime::now(), readiness }
     }
 
     /// The pages of the HTTP port.
@@ -67,8 +58,10 @@ impl Observer {
             "/" => Some(Page::html(STATUS_PAGE)),
             // The process answers, so it lives.
             "/healthz" => Some(Page::probe(true, "ok")),
-            "/readyz" if self.is_ready() => Some(Page::probe(true, "ready")),
-            "/readyz" => Some(Page::probe(false, "draining")),
+            "/readyz" => {
+                let standing = self.readiness.standing();
+                Some(Page::probe(standing == Standing::Ready, &standing.to_string()))
+            }
             "/metrics" => Some(Page::metrics(metrics::text(self))),
             "/debug/state" => Some(Page::json(state::json(self))),
             _ => None,

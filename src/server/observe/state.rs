@@ -11,6 +11,7 @@ use super::Observer;
 use super::record::{CODES, Method};
 use super::snapshot::{Snapshot, TIERS, WorkerRow};
 use crate::arena::{CacheSpec, Label};
+use crate::server::readiness::Stream;
 use crate::version;
 
 /// The state as text.
@@ -25,9 +26,13 @@ pub(super) fn json(observer: &Observer) -> String {
         "instance": observer.instance.as_str(),
         "now_s": seconds(now),
         "started_s": seconds(observer.started),
-        "ready": observer.is_ready(),
+        "ready": observer.readiness.is_ready(),
+        "readiness": observer.readiness.standing().to_string(),
         "network_suspected": recorder.network_suspected.get() > 0,
-        "workers_removed": { "silence": recorder.removed_for_silence.get() },
+        "workers_removed": {
+            "silence": recorder.removed_for_silence.get(),
+            "dropped": recorder.dropped.get(),
+        },
         "connections": recorder.connections.get(),
         "index": index(&snapshot),
         "workers": snapshot.rows().map(|(label, row)| worker(label, row)).collect::<Vec<_>>(),
@@ -89,6 +94,10 @@ fn worker(label: &Label, row: &WorkerRow) -> Value {
         "spec": row.spec.map(spec),
         "blocks": tiers(row.blocks),
         "silent": row.silent,
+        "stream": row.heard.and_then(|heard| heard.stream()).map(|stream| match stream {
+            Stream::Synchronising => "synchronising",
+            Stream::Synchronised => "synchronised",
+        }),
         "seq": row.seq,
         "heard_s": row.heard.map(|heard| seconds(heard.at)),
         "reports": row.heard.map(|heard| heard.reports),
