@@ -22,6 +22,8 @@ fn a_bad_setting_stops_the_start_in_one_line() {
     for (name, value) in [
         ("KV_INDEXER_LISTEN_ADDR", "localhost"),
         ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "0"),
+        ("KV_INDEXER_WORKER_TTL_MS", "7"),
+        ("KV_INDEXER_SETTLE_MS", "soon"),
         ("RUST_LOG", "sgl_kv_indexer=loud"),
         ("KV_INDEXER_HTTP_ADDR", "9464"),
         ("KV_INDEXER_LOG_FORMAT", "xml"),
