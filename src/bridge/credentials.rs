@@ -15,6 +15,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
+use super::dial::Dialler;
 use crate::pb::kv_indexer_client::KvIndexerClient;
 use crate::settings::{Setting, SettingError, Settings};
 
@@ -59,10 +60,10 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the settings for this server; the files are read when a connection is made.
-    pub(super) fn from_settings(settings: &Settings, server: &str) -> Result<Self, SettingError> {
+    /// Reads the settings for these servers; the files are read when a connection is made.
+    pub(super) fn from_settings(settings: &Settings, servers: &[String]) -> Result<Self, SettingError> {
         let path = |setting: &Setting| settings.get(setting).map(PathBuf::from);
-        let is_tls = server.starts_with("https://");
+        let is_tls = servers.iter().any(|server| server.starts_with("https://"));
         let (ca, token) = (path(&CA_FILE), path(&TOKEN_FILE));
         let missing = |setting: &Setting, why: &str| SettingError {
             name: setting.name,
@@ -70,7 +71,7 @@ impl Credentials {
             takes: format!("a PEM file, as {why}"),
         };
         if is_tls && ca.is_none() {
-            return Err(missing(&CA_FILE, "the server is https"));
+            return Err(missing(&CA_FILE, "a server is https"));
         }
         let identity = match (path(&CLIENT_CERT_FILE), path(&CLIENT_KEY_FILE)) {
             (Some(cert), Some(key)) => Some((cert, key)),
@@ -80,7 +81,7 @@ impl Credentials {
         };
         for setting in [CA_FILE, CLIENT_CERT_FILE] {
             if let Some(value) = settings.get(&setting).filter(|_| !is_tls) {
-                let takes = format!("a file only with an https server, not with {server}");
+                let takes = format!("a file only with an https server, not with {}", servers.join(","));
                 return Err(SettingError { name: setting.name, value: Some(value.to_owned()), takes });
             }
         }
@@ -92,9 +93,10 @@ impl Credentials {
     }
 
     /// Puts what the files hold into a connection that is made when it is first used.
-    fn apply(&self, endpoint: Endpoint) -> Result<Client, CredentialsError> {
-        let endpoint = match &self.ca {
-            None if endpoint.uri().scheme_str() == Some("https") => {
+    fn apply(&self, endpoint: Endpoint, dialler: &Dialler) -> Result<Client, CredentialsError> {
+        let is_tls = endpoint.uri().scheme_str() == Some("https");
+        let endpoint = match self.ca.as_ref().filter(|_| is_tls) {
+            None if is_tls => {
                 let why = "the server is https, and no file of authorities is given".to_owned();
                 return Err(CredentialsError { path: PathBuf::new(), why });
             }
@@ -110,7 +112,7 @@ impl Credentials {
             }
         };
         let token = self.token.as_deref().map(token).transpose()?;
-        Ok(KvIndexerClient::with_interceptor(endpoint.connect_lazy(), Shown { token }))
+        Ok(KvIndexerClient::with_interceptor(dialler.channel(&endpoint), Shown { token }))
     }
 }
 
@@ -169,15 +171,25 @@ pub(super) type Client = KvIndexerClient<InterceptedService<Channel, Shown>>;
 #[derive(Clone)]
 pub(super) struct Connection {
     endpoint: Endpoint,
+    dialler: Dialler,
     credentials: Credentials,
     client: Arc<Mutex<Client>>,
 }
 
 impl Connection {
     /// One that is made when it is first used.
-    pub(super) fn new(endpoint: Endpoint, credentials: Credentials) -> Result<Self, CredentialsError> {
-        let client = Arc::new(Mutex::new(credentials.apply(endpoint.clone())?));
-        Ok(Connection { endpoint, credentials, client })
+    pub(super) fn new(
+        endpoint: Endpoint,
+        dialler: Dialler,
+        credentials: Credentials,
+    ) -> Result<Self, CredentialsError> {
+        let client = Arc::new(Mutex::new(credentials.apply(endpoint.clone(), &dialler)?));
+        Ok(Connection { endpoint, dialler, credentials, client })
+    }
+
+    /// How many connections to the server were begun.
+    pub(super) fn number(&self) -> u64 {
+        self.dialler.number()
     }
 
     /// The client to use now.
@@ -188,7 +200,7 @@ impl Connection {
     /// Reads the files again for the next call. Without files a connection mends itself.
     pub(super) fn renew(&self) -> Result<(), CredentialsError> {
         if !self.credentials.is_none() {
-            let renewed = self.credentials.apply(self.endpoint.clone())?;
+            let renewed = self.credentials.apply(self.endpoint.clone(), &self.dialler)?;
             *self.lock() = renewed;
         }
         Ok(())
@@ -205,7 +217,7 @@ mod tests {
     use super::*;
 
     fn read(server: &str, pairs: &[(&'static str, &'static str)]) -> Result<Credentials, SettingError> {
-        Credentials::from_settings(&Settings::from_pairs(pairs.iter().copied()), server)
+        Credentials::from_settings(&Settings::from_pairs(pairs.iter().copied()), &[server.to_owned()])
     }
 
     #[test]
