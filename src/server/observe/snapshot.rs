@@ -43,6 +43,8 @@ pub(super) struct WorkerRow {
     id: WorkerId,
     pub(super) spec: Option<CacheSpec>,
     pub(super) seq: u64,
+    /// Whether it is left out of answers, as it has not been heard for too long.
+    pub(super) silent: bool,
     /// Blocks by tier.
     pub(super) blocks: [u64; 3],
     pub(super) heard: Option<Heard>,
@@ -99,8 +101,8 @@ fn take(index: &Index, recorder: &Recorder) -> Snapshot {
             let blocks = TIERS.map(|(tier, _)| view.holdings(id, tier));
             placements.iter_mut().zip(blocks).for_each(|(sum, blocks)| *sum += blocks);
             if workers.len() < WORKERS_SHOWN_MAX {
-                let (spec, seq) = (view.cache_spec(id), view.last_seq(id));
-                workers.push(WorkerRow { id, spec, seq, blocks, heard: None });
+                let (spec, seq, silent) = (view.cache_spec(id), view.last_seq(id), view.is_silent(id));
+                workers.push(WorkerRow { id, spec, seq, silent, blocks, heard: None });
             }
         }
     }

@@ -90,6 +90,7 @@ fn worker(label: &Label, row: &WorkerRow) -> Value {
         "spec": row.spec.map(spec),
         "blocks": tiers(row.blocks),
         "seq": row.seq,
+        "silent": row.silent,
         "heard_s": row.heard.map(|heard| seconds(heard.at)),
         "reports": row.heard.map(|heard| heard.reports),
         "report_gaps": row.heard.map(|heard| heard.gaps),
