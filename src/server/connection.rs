@@ -11,10 +11,10 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::admission::Arrivals;
+use super::arrivals::Arrivals;
 use super::generated::k_v_indexer_server::KVIndexerServer;
 use super::memory::Received;
-use super::observe::{Recorder, Refused};
+use super::observe::Refused;
 use super::routes::Routes;
 use super::security::{Acceptor, Grants};
 use super::service::Indexer;
@@ -50,7 +50,6 @@ pub(super) async fn serve(
     stream: TcpStream,
     acceptor: Option<Arc<Acceptor>>,
     service: Service,
-    recorder: Arc<Recorder>,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.
@@ -58,16 +57,17 @@ pub(super) async fn serve(
         tracing::debug!(%error, "connection without TCP_NODELAY");
     }
     let Some(acceptor) = acceptor else {
-        return calls(stream, service, Grants::default(), &recorder, drain).await;
+        return calls(stream, service, Grants::default(), drain).await;
     };
+    let recorder = Arc::clone(&service.doors().recorder);
     let shaken = tokio::select! {
         shaken = tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)) => shaken,
         _ = drain.changed() => return,
     };
     match shaken {
         Ok(Ok(stream)) => {
-            let grants = service.gate().grants(&stream);
-            calls(stream, service, grants, &recorder, drain).await;
+            let grants = service.doors().gate.grants(&stream);
+            calls(stream, service, grants, drain).await;
         }
         Ok(Err(error)) => recorder.refused(Refused::Handshake, &error),
         Err(_) => recorder.refused(Refused::Handshake, &"the TLS handshake took too long"),
@@ -79,10 +79,10 @@ async fn calls(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: Service,
     grants: Grants,
-    recorder: &Recorder,
     mut drain: watch::Receiver<()>,
 ) {
     let watch = Arc::new(Watch::default());
+    let recorder = Arc::clone(&service.doors().recorder);
     let stream = Counted::new(stream, Arc::clone(&watch));
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())

@@ -39,14 +39,16 @@ const ANSWER_BYTES_MIN: usize = 8 * 1024;
 /// What may be on its way at once.
 #[derive(Debug)]
 pub(super) struct Budget {
+    recorder: Arc<Recorder>,
     max: usize,
     // A sum that orders nothing, so `Relaxed` is enough.
     used: AtomicUsize,
 }
 
 impl Budget {
-    pub(super) fn new(max: usize) -> Self {
-        Budget { max, used: AtomicUsize::new(0) }
+    /// A budget of `max` bytes that tells the recorder of what does not fit.
+    pub(super) fn new(max: usize, recorder: Arc<Recorder>) -> Self {
+        Budget { recorder, max, used: AtomicUsize::new(0) }
     }
 
     pub(super) fn max(&self) -> usize {
@@ -111,7 +113,6 @@ impl Drop for Charge {
 pub(super) struct Received {
     body: Incoming,
     charge: Arc<Charge>,
-    recorder: Arc<Recorder>,
     /// Whether the message must come in time.
     is_timed: bool,
     /// Made when the body is first waited for; most come with their headers.
@@ -119,8 +120,8 @@ pub(super) struct Received {
 }
 
 impl Received {
-    pub(super) fn new(body: Incoming, charge: Arc<Charge>, recorder: Arc<Recorder>, is_timed: bool) -> Self {
-        Received { body, charge, recorder, is_timed, too_late: None }
+    pub(super) fn new(body: Incoming, charge: Arc<Charge>, is_timed: bool) -> Self {
+        Received { body, charge, is_timed, too_late: None }
     }
 }
 
@@ -140,7 +141,7 @@ impl Body for Received {
                     return Poll::Ready(Some(Ok(frame)));
                 }
                 let text = "the messages on their way take all the memory there is for them";
-                this.recorder.refused(Refused::Memory, &text);
+                this.charge.budget.recorder.refused(Refused::Memory, &text);
                 Poll::Ready(Some(Err(Status::resource_exhausted(text))))
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(Status::from_error(Box::new(error))))),
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_not_charged_and_all_comes_back() {
-        let budget = Arc::new(Budget::new(100));
+        let budget = Arc::new(Budget::new(100, Arc::new(Recorder::new())));
         let first = Charge::new(Arc::clone(&budget), 80);
         assert!(first.take(50) && first.take(30));
         assert!(!first.take(1), "past its own bound");

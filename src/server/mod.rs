@@ -8,14 +8,15 @@
 //! applies, and it leaves connections running when a drain takes too long.
 //!
 //! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
-//! `routes` finds a call's service, `admission` refuses calls that are not allowed,
-//! late or too many, with `security` and `memory` behind it, `wire` reads and writes
+//! `arrivals` takes each call and asks `security` and `memory` for it, `routes` finds
+//! its service, `admission` refuses it if late or too many, `wire` reads and writes
 //! messages, `service` has the calls, `status` maps errors. `observe` shows how it
 //! goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
 //! `maintenance` cleans up. The server must not know how placements are kept or
 //! matched.
 
 mod admission;
+mod arrivals;
 mod config;
 mod connection;
 mod health;
@@ -47,8 +48,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use admission::Arrivals;
 pub use admission::{Admission, Permit, Refusal};
+use arrivals::{Arrivals, Doors};
 pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use maintenance::Maintenance;
@@ -132,9 +133,13 @@ impl Server {
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
         let (admission, index) = (self.admission, self.index);
-        let budget = Arc::new(Budget::new(self.config.message_memory_bytes));
-        let observed = (Arc::clone(&index), Arc::clone(&recorder), Arc::clone(&admission));
-        let observer = Arc::new(Observer::new(observed.0, observed.1, observed.2, Arc::clone(&budget)));
+        let budget = Arc::new(Budget::new(self.config.message_memory_bytes, Arc::clone(&recorder)));
+        let observer = Arc::new(Observer::new(
+            Arc::clone(&index),
+            Arc::clone(&recorder),
+            Arc::clone(&admission),
+            Arc::clone(&budget),
+        ));
         let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
         let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder));
         let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
@@ -142,7 +147,8 @@ impl Server {
         let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
         let routes = Routes::new(calls, others);
         let (gate, traces) = (self.security.gate(), self.config.trace_context);
-        let service = Arrivals::new(routes, admission, Arc::clone(&recorder), budget, gate, traces);
+        let doors = Doors { admission, recorder: Arc::clone(&recorder), budget, gate, traces };
+        let service = Arrivals::new(routes, Arc::new(doors));
         let acceptor = self.security.acceptor();
         let is_exposed = !listener.local_addr()?.ip().is_loopback();
         if is_exposed && self.security.is_open() {
@@ -158,10 +164,9 @@ impl Server {
         accept(&listener, &mut connections, shutdown, |stream| {
             let serving = match Arc::clone(&places).try_acquire_owned() {
                 Ok(place) => {
-                    let (acceptor, recorder) = (acceptor.clone(), Arc::clone(&recorder));
                     let held = (place, recorder.connected());
                     let drain = drain.subscribe();
-                    Some((connection::serve(stream, acceptor, service.clone(), recorder, drain), held))
+                    Some((connection::serve(stream, acceptor.clone(), service.clone(), drain), held))
                 }
                 Err(_) => {
                     recorder.refused(Refused::Connections, &"all places for connections are taken");
