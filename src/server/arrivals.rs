@@ -23,8 +23,9 @@ use tonic::{Code, Status};
 use tracing::Span;
 
 use super::admission::{Admission, Deadline};
-use super::memory::{Budget, Charge, OTHER_BYTES_MAX, Received, Sent};
+use super::memory::{Budget, Charge, OTHER_BYTES_MAX, Sent};
 use super::observe::{Method, Recorder, Refused, Running};
+use super::received::Received;
 use super::security::{Denied, Gate, Grants};
 use super::trace;
 use super::watch::{Call, Watch};

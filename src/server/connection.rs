@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::arrivals::Arrivals;
 use super::generated::k_v_indexer_server::KVIndexerServer;
-use super::memory::Received;
 use super::observe::Refused;
+use super::received::Received;
 use super::routes::Routes;
 use super::security::{Acceptor, Grants};
 use super::service::Indexer;

@@ -18,6 +18,8 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_health::server::{HealthReporter, HealthService};
 
+use super::memory::OTHER_BYTES_MAX;
+
 /// The name under which probes ask for the server as a whole.
 const WHOLE: &str = "";
 
@@ -43,7 +45,8 @@ impl Reporter {
 
     /// The service that answers probes.
     pub(super) fn service(&self) -> HealthServer<Probed> {
-        HealthServer::new(Probed(HealthService::from_health_reporter(self.reporter.clone())))
+        let probed = Probed(HealthService::from_health_reporter(self.reporter.clone()));
+        HealthServer::new(probed).max_decoding_message_size(OTHER_BYTES_MAX)
     }
 
     async fn tell(&self, status: ServingStatus) {

@@ -8,8 +8,8 @@
 //! applies, and it leaves connections running when a drain takes too long.
 //!
 //! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
-//! `arrivals` takes each call and asks `security` and `memory` for it, `routes` finds
-//! its service, `admission` refuses it if late or too many, `wire` reads and writes
+//! `arrivals` takes each call and asks `security` and `memory` for it, `received`
+//! gathers its message, `routes` finds its service, `admission` refuses it if late or too many, `wire` reads and writes
 //! messages, `service` has the calls, `status` maps errors. `observe` shows how it
 //! goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
 //! `maintenance` cleans up. The server must not know how placements are kept or
@@ -23,6 +23,7 @@ mod health;
 mod maintenance;
 mod memory;
 mod observe;
+mod received;
 mod reflection;
 mod routes;
 mod security;
