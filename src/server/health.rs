@@ -20,6 +20,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_health::server::{HealthReporter, HealthService};
 
+use super::memory::OTHER_BYTES_MAX;
 use super::readiness::Readiness;
 
 /// The name under which probes ask for the process.
@@ -65,7 +66,8 @@ impl Reporter {
     /// The service that answers probes.
     pub(super) fn service(&self) -> HealthServer<Probed> {
         let health = HealthService::from_health_reporter(self.reporter.clone());
-        HealthServer::new(Probed { health, drains: Arc::clone(&self.drains) })
+        let probed = Probed { health, drains: Arc::clone(&self.drains) };
+        HealthServer::new(probed).max_decoding_message_size(OTHER_BYTES_MAX)
     }
 
     async fn tell(&self, service: &str, status: ServingStatus) {

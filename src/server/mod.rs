@@ -8,8 +8,8 @@
 //! applies, and it leaves connections running when a drain takes too long.
 //!
 //! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
-//! `routes` finds a call's service, `admission` refuses calls that are not allowed,
-//! late or too many, with `security` and `memory` behind it, `wire` reads and writes
+//! `arrivals` takes each call and asks `security` and `memory` for it, `received`
+//! gathers its message, `routes` finds its service, `admission` refuses it if late or too many, `wire` reads and writes
 //! messages, `service` has the calls, `status` maps errors. `observe` shows how it
 //! goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
 //! `readiness` knows what the server still waits for, `admin` is for operators, with
@@ -19,6 +19,7 @@
 
 mod admin;
 mod admission;
+mod arrivals;
 mod config;
 mod connection;
 mod drops;
@@ -29,6 +30,7 @@ mod maintenance;
 mod memory;
 mod observe;
 mod readiness;
+mod received;
 mod reflection;
 mod routes;
 mod security;
@@ -55,8 +57,8 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use admin::Operator;
-use admission::Arrivals;
 pub use admission::{Admission, Permit, Refusal};
+use arrivals::{Arrivals, Doors};
 pub use config::{Config, SETTINGS};
 use drops::Drops;
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
@@ -161,7 +163,7 @@ impl Server {
         let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
         let _watch = self.config.worker_ttl.map(watch).transpose()?;
         let (admission, index) = (self.admission, self.index);
-        let budget = Arc::new(Budget::new(self.config.message_memory_bytes));
+        let budget = Arc::new(Budget::new(self.config.message_memory_bytes, Arc::clone(&recorder)));
         let readiness = Arc::new(Readiness::new(self.config.settle, Arc::clone(&recorder)));
         let observer = Arc::new(Observer::new(
             Arc::clone(&index),
@@ -187,8 +189,9 @@ impl Server {
             [Other::new(operator), Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
         let routes = Routes::new(calls, others);
         let (gate, traces) = (self.security.gate(), self.config.trace_context);
-        let service = Arrivals::new(routes, admission, Arc::clone(&recorder), budget, gate, traces);
         let instance = self.instance;
+        let doors = Doors { admission, recorder: Arc::clone(&recorder), budget, gate, traces, instance };
+        let service = Arrivals::new(routes, Arc::new(doors));
         let acceptor = self.security.acceptor();
         let is_exposed = !listener.local_addr()?.ip().is_loopback();
         if is_exposed && self.security.is_open() {
@@ -204,11 +207,9 @@ impl Server {
         accept(&listener, &mut connections, shutdown, |stream| {
             let serving = match Arc::clone(&places).try_acquire_owned() {
                 Ok(place) => {
-                    let (acceptor, recorder) = (acceptor.clone(), Arc::clone(&recorder));
                     let held = (place, recorder.connected());
                     let drain = drain.subscribe();
-                    let (service, instance) = (service.clone(), instance.clone());
-                    Some((connection::serve(stream, acceptor, service, instance, recorder, drain), held))
+                    Some((connection::serve(stream, acceptor.clone(), service.clone(), drain), held))
                 }
                 Err(_) => {
                     recorder.refused(Refused::Connections, &"all places for connections are taken");

@@ -236,6 +236,13 @@ fn workers(snapshot: &Snapshot, writer: &mut Writer<'_>) -> fmt::Result {
         tiers.map(move |((_, tier), count)| (vec![("worker", label.id()), ("tier", *tier)], count as f64))
     });
     writer.gauges("kv_indexer_worker_blocks", "Blocks that a worker holds at a tier.", blocks)?;
+    let silent =
+        snapshot.rows().map(|(label, row)| (vec![("worker", label.id())], f64::from(u8::from(row.silent))));
+    writer.gauges(
+        "kv_indexer_worker_silent",
+        "1 while a worker is left out of answers, as it has not been heard for too long.",
+        silent,
+    )?;
     let info =
         snapshot.rows().map(|(label, _)| (vec![("worker", label.id()), ("address", label.address())], 1.0));
     writer.gauges(
