@@ -7,7 +7,8 @@
 //! - [`arena`] holds placements compactly and changes them batch by batch;
 //! - [`scan`] answers queries from a read view of it;
 //! - [`server`] puts both behind gRPC;
-//! - [`bridge`] follows an engine's event stream and reports it to a server.
+//! - [`bridge`] follows an engine's event stream and reports it to a server;
+//! - [`client`] asks servers, or an index of this process, for a router.
 //!
 //! A Rust router can embed the index: [`arena::Index`] and [`scan`] need no
 //! network, no runtime and no environment. The library never reads the
@@ -42,6 +43,7 @@
 
 pub mod arena;
 pub mod bridge;
+pub mod client;
 pub mod limits;
 pub mod pb;
 pub mod scan;

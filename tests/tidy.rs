@@ -100,6 +100,11 @@ const LAYERS: &[Layer] = &[
             "tracing",
         ],
     },
+    Layer {
+        path: "src/client",
+        modules: &["arena", "client", "limits", "scan"],
+        crates: &["bytes", "http", "hyper", "parking_lot", "prost", "smallvec", "std", "tokio", "tonic"],
+    },
     Layer { path: "src/limits.rs", modules: &[], crates: &["std"] },
     Layer { path: "src/settings.rs", modules: &[], crates: &["clap", "std"] },
 ];
