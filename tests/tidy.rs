@@ -105,6 +105,7 @@ const LAYERS: &[Layer] = &[
         modules: &["arena", "client", "limits", "scan"],
         crates: &["bytes", "http", "hyper", "parking_lot", "prost", "smallvec", "std", "tokio", "tonic"],
     },
+    Layer { path: "src/hash", modules: &["hash"], crates: &["minicbor", "sha2", "std"] },
     Layer { path: "src/limits.rs", modules: &[], crates: &["std"] },
     Layer { path: "src/settings.rs", modules: &[], crates: &["clap", "std"] },
 ];
