@@ -9,7 +9,8 @@
 //! - [`server`] puts both behind gRPC;
 //! - [`bridge`] follows an engine's event stream and reports it to a server;
 //! - [`client`] asks servers, or an index of this process, for a router;
-//! - [`hash`] names a prompt's blocks as the engines do, from its tokens.
+//! - [`hash`] names a prompt's blocks as the engines do, from its tokens;
+//! - [`cli`] is the command line over all of these.
 //!
 //! A Rust router can embed the index: [`arena::Index`] and [`scan`] need no
 //! network, no runtime and no environment. The library never reads the
@@ -44,6 +45,7 @@
 
 pub mod arena;
 pub mod bridge;
+pub mod cli;
 pub mod client;
 pub mod hash;
 pub mod limits;

@@ -4,6 +4,7 @@
 //! connection's buffer; nothing between them is decoded by anybody else. The time
 //! limit covers all of it, from waiting for a connection to the last byte.
 
+use std::error::Error;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -59,7 +60,9 @@ impl Server {
         let mut grpc = Grpc::new(channel)
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
             .max_decoding_message_size(self.answer_bytes_max);
-        grpc.ready().await.map_err(|error| Status::unavailable(chain(&error)))?;
+        grpc.ready()
+            .await
+            .map_err(|error| Status::unavailable(with_causes(error.to_string(), error.source())))?;
         let mut request = Request::new(message);
         request.set_timeout(limit);
         let answer = grpc.unary(request, PathAndQuery::from_static(PATH), Raw).await?;
@@ -67,23 +70,22 @@ impl Server {
     }
 }
 
-/// What a status says, with the cause that its connection gave.
-fn reason(status: &Status) -> String {
-    let cause = std::error::Error::source(status).map(chain);
-    match cause {
-        Some(cause) if status.message().is_empty() || cause.starts_with(status.message()) => cause,
-        Some(cause) => format!("{}: {cause}", status.message()),
-        None if status.message().is_empty() => status.code().description().to_owned(),
-        None => status.message().to_owned(),
-    }
+/// What a status says, with the causes that its connection gave.
+pub(crate) fn reason(status: &Status) -> String {
+    let text = match status.message() {
+        "" => status.code().description(),
+        message => message,
+    };
+    with_causes(text.to_owned(), status.source())
 }
 
-/// An error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
+/// A text with the causes behind it, each told once.
+fn with_causes(mut text: String, mut cause: Option<&dyn Error>) -> String {
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
         cause = error.source();
     }
     text

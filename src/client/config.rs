@@ -99,7 +99,7 @@ impl std::error::Error for ConfigError {}
 ///
 /// # Errors
 /// It has another scheme than `http://` or `unix:`, or no host.
-pub(super) fn parse(endpoint: &str) -> Result<Endpoint, ConfigError> {
+pub(crate) fn parse(endpoint: &str) -> Result<Endpoint, ConfigError> {
     let refused = || ConfigError::Endpoint { endpoint: endpoint.to_owned() };
     let usable = if let Some(path) = endpoint.strip_prefix("unix:") {
         !path.trim_start_matches("//").is_empty()

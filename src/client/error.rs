@@ -53,7 +53,7 @@ impl ErrorClass {
     }
 
     /// The class of a call's status.
-    pub(super) fn of(status: &Status) -> Self {
+    pub(crate) fn of(status: &Status) -> Self {
         match status.code() {
             Code::Unavailable => ErrorClass::Unreachable,
             Code::Cancelled if never_sent(status) => ErrorClass::Unreachable,

@@ -84,6 +84,9 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
+pub(crate) use call::reason;
+pub(crate) use config::parse as endpoint;
+
 pub use answer::{Answer, Malformed, Match, Matches};
 pub use config::{Config, ConfigError};
 pub use embedded::Embedded;
