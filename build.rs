@@ -3,9 +3,15 @@
 //! The `.proto` is compiled in pure Rust, so a build needs no `protoc`. The
 //! client and its messages are prost's. The server's side is generated a second
 //! time over the crate's own request and answer types, which keep hashes as
-//! slices of the received bytes and enforce bounds while decoding.
+//! slices of the received bytes and enforce bounds while decoding. The compiled
+//! descriptors are kept beside the code, for gRPC reflection.
+//!
+//! A release build also learns its commit: from `KV_INDEXER_COMMIT` if that is set,
+//! else from git if there is a repository, as there is none in a tarball or an image.
 
 use std::error::Error;
+use std::path::PathBuf;
+use std::process::Command;
 
 use tonic_build::manual;
 
@@ -13,8 +19,14 @@ const PROTO: &str = "proto/kv_indexer.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={PROTO}");
-    let descriptors = protox::compile([PROTO], ["proto"])?;
-    tonic_prost_build::configure().build_server(false).compile_fds(descriptors)?;
+    println!("cargo::rerun-if-changed=build.rs");
+    println!("cargo::rustc-env=KV_INDEXER_COMMIT={}", commit());
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler.include_imports(true).open_files([PROTO])?;
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
+    std::fs::write(out.join("kv_indexer.bin"), compiler.encode_file_descriptor_set())?;
+    compiler.include_source_info(true);
+    tonic_prost_build::configure().build_server(false).compile_fds(compiler.file_descriptor_set())?;
 
     let method = |name: &str, route: &str, request: &str, answer: &str, codec: &str| {
         manual::Method::builder()
@@ -42,4 +54,34 @@ fn main() -> Result<(), Box<dyn Error>> {
         .build();
     manual::Builder::new().build_client(false).compile(&[service]);
     Ok(())
+}
+
+/// The commit this is built from, in a word.
+fn commit() -> String {
+    println!("cargo::rerun-if-env-changed=KV_INDEXER_COMMIT");
+    let given = std::env::var("KV_INDEXER_COMMIT").ok();
+    if let Some(given) =
+        given.filter(|given| !given.is_empty() && given.chars().all(|c| c.is_ascii_graphic()))
+    {
+        return given;
+    }
+    // A debug build is not shipped, and naming its commit would build it anew after each.
+    if std::env::var("PROFILE").as_deref() != Ok("release") {
+        return "debug".to_owned();
+    }
+    // The log of HEAD changes with whatever HEAD names.
+    for path in ["HEAD", "logs/HEAD"] {
+        if let Some(path) = git(&["rev-parse", "--git-path", path]) {
+            println!("cargo::rerun-if-changed={path}");
+        }
+    }
+    git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned())
+}
+
+/// What git prints, if it is there and this is a repository.
+fn git(arguments: &[&str]) -> Option<String> {
+    let output =
+        Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    Some(text).filter(|text| !text.is_empty())
 }

@@ -12,7 +12,7 @@ mod workload;
 use std::alloc::System;
 use std::hint::black_box;
 
-use sgl_kv_indexer::arena::{Index, PackedHashes, Tier};
+use sgl_kv_indexer::arena::{Index, Keys, PackedHashes, Tier, Tuning};
 use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Stats, StatsAlloc};
 
@@ -166,14 +166,19 @@ fn apply(visit: &mut Visit<'_>, name: &str, index: &Index, batches: &[Prepared])
 }
 
 fn filled(workload: &Workload, placement: Placement) -> Index {
-    let index = Index::new();
+    let index = repeatable();
     fill(&index, workload, placement);
     index
 }
 
+/// An index whose table does not depend on random keys, so that counts repeat.
+fn repeatable() -> Index {
+    Index::with_tuning(Tuning { keys: Keys::Fixed, ..Tuning::default() })
+}
+
 /// An index in use, so that tables have their usual fill.
 fn standing() -> Index {
-    let index = Index::new();
+    let index = repeatable();
     Fleet::new(7, 16, STANDING_BLOCKS, &index);
     index
 }
@@ -192,7 +197,7 @@ fn memory(blocks: usize) {
     let line = |name: &str, quantity: &str, count: f64| println!("memory/{name}\t{quantity}\t{count:.2}");
     let millions = format!("{}M", blocks as f64 / 1e6);
     let start = held();
-    let index = Index::new();
+    let index = repeatable();
     let sessions = |seed: u64, shift: usize| {
         let mut seeded = Seeded::new(seed);
         for session in 0..blocks / SESSION {

@@ -10,7 +10,8 @@
 //! - [`bridge`] follows an engine's event stream and reports it to a server;
 //! - [`client`] asks servers, or an index of this process, for a router;
 //! - [`hash`] names a prompt's blocks as the engines do, from its tokens;
-//! - [`cli`] is the command line over all of these.
+//! - [`cli`] is the command line over all of these;
+//! - [`http`] and [`metrics`] show people and Prometheus how server and bridge are doing.
 //!
 //! A Rust router can embed the index: [`arena::Index`] and [`scan`] need no
 //! network, no runtime and no environment. The library never reads the
@@ -48,8 +49,11 @@ pub mod bridge;
 pub mod cli;
 pub mod client;
 pub mod hash;
+pub mod http;
 pub mod limits;
+pub mod metrics;
 pub mod pb;
 pub mod scan;
 pub mod server;
 pub mod settings;
+pub mod version;

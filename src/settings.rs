@@ -36,6 +36,14 @@ pub const LOG_FILTER: Setting = Setting {
 /// What [`LOG_FILTER`] takes, for its errors.
 pub const LOG_FILTER_TAKES: &str = "a level such as info, or a list of target=level";
 
+/// The form of a binary's log.
+pub const LOG_FORMAT: Setting = Setting {
+    name: "KV_INDEXER_LOG_FORMAT",
+    value: "human|json",
+    default: Some("human"),
+    help: "Form of the log: human, or json with one object per line.",
+};
+
 /// A setting that is missing or has a value it does not take.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingError {
@@ -135,6 +143,15 @@ impl Settings {
         self.values.get(setting.name).map(String::as_str).or(setting.default)
     }
 
+    /// What a table's settings are, `NAME=value` by `NAME=value`, for the log. Those that
+    /// are absent are left out. No setting is a secret: secrets come from files.
+    pub fn in_force(&self, table: &[Setting]) -> String {
+        let set = table.iter().filter_map(|setting| Some((setting.name, self.get(setting)?)));
+        // Quoted, so that a value can neither break the line nor look like a further setting.
+        let texts = set.map(|(name, value)| format!("{name}={:?}", value));
+        texts.collect::<Vec<_>>().join(" ")
+    }
+
     /// The value of `setting` through `parse`; `takes` says in an error what is taken.
     ///
     /// # Errors
@@ -220,6 +237,13 @@ mod tests {
         let error = settings.parse(&TABLE[1], "a name", |text| Some(text.to_owned())).unwrap_err();
         assert_eq!(error.to_string(), "KV_TEST_NAME is not set: takes a name");
         assert_eq!(settings.parse_optional(&TABLE[1], "a name", |text| Some(text.to_owned())), Ok(None));
+    }
+
+    #[test]
+    fn what_is_in_force_is_told_in_one_line() {
+        let settings = read(&["--kv-test-name", "a b\nKV=1"], &[]);
+        assert_eq!(settings.in_force(TABLE), r#"KV_TEST_PORT="7" KV_TEST_NAME="a b\nKV=1""#);
+        assert_eq!(read(&[], &[]).in_force(TABLE), r#"KV_TEST_PORT="7""#);
     }
 
     #[test]

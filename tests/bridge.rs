@@ -5,86 +5,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::process::Stdio;
 
-use bytes::Bytes;
+use common::bridge::{Bridge, answer, apply, numbered, until_stored};
 use common::capture::{Capture, state_of};
 use common::publisher::{Event, Publisher, batch};
 use common::server::{Recorder, free_address};
-use sgl_kv_indexer::bridge::config::Config;
-use sgl_kv_indexer::bridge::{self, RunError};
-use sgl_kv_indexer::pb::{
-    ApplyExternalKvBatchRequest, ExternalKvActionType as Type, TierType as Tier, WorkerCacheSpec,
-};
-use sgl_kv_indexer::settings::Settings;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use sgl_kv_indexer::bridge::RunError;
+use sgl_kv_indexer::pb::{ExternalKvActionType as Type, TierType as Tier, WorkerCacheSpec};
 use tonic::Code;
-use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
-
-/// A bridge that runs in this process.
-struct Bridge {
-    stop: oneshot::Sender<()>,
-    running: JoinHandle<Result<(), RunError>>,
-}
-
-impl Bridge {
-    fn start(source: &str, server: &str, more: &[(&'static str, &'static str)]) -> Self {
-        Bridge::start_with(source, server, more, |_| {})
-    }
-
-    fn start_with(
-        source: &str,
-        server: &str,
-        more: &[(&'static str, &'static str)],
-        configure: impl FnOnce(&mut Config),
-    ) -> Self {
-        let pairs = [("KV_INDEXER_WORKER_ID", "w0"), ("KV_INDEXER_WORKER_ADDRESS", "http://w0:30000")];
-        let settings = Settings::from_pairs(pairs.into_iter().chain(more.iter().copied()));
-        let mut config = Config::read(&settings).expect("settings");
-        config.server = server.to_owned();
-        config.source.endpoint = source.to_owned();
-        configure(&mut config);
-        let (stop, stopped) = oneshot::channel();
-        let shutdown = async move {
-            let _ = stopped.await;
-        };
-        Bridge { stop, running: tokio::spawn(bridge::run(config, shutdown)) }
-    }
-
-    async fn stop(self) {
-        let _ = self.stop.send(());
-        self.running.await.expect("no panic").expect("a clean stop");
-    }
-}
-
-/// Placements of a plain set at HBM, after an apply.
-fn apply(held: &mut BTreeSet<i64>, request: &ApplyExternalKvBatchRequest) {
-    for action in &request.actions {
-        match (action.r#type(), action.tier()) {
-            (Type::ActionReport, Tier::TierHbm) => held.extend(&action.hashes),
-            (Type::ActionRevoke, Tier::TierHbm) => held.retain(|hash| !action.hashes.contains(hash)),
-            (Type::ActionClearAllAtTier, Tier::TierHbm) => held.clear(),
-            _ => {}
-        }
-    }
-}
-
-/// Applies until the server has been told of `last`, and returns what it was sent.
-async fn until_stored(server: &mut Recorder, last: i64) -> Vec<ApplyExternalKvBatchRequest> {
-    let mut requests = Vec::new();
-    loop {
-        let (request, code) = server.next().await;
-        let stored = request
-            .actions
-            .iter()
-            .any(|action| action.r#type() == Type::ActionReport && action.hashes.contains(&last));
-        if code == Code::Ok {
-            requests.push(request);
-        }
-        if stored && code == Code::Ok {
-            return requests;
-        }
-    }
-}
+use zeromq::{RouterSocket, Socket};
 
 #[tokio::test]
 async fn changes_arrive_in_order_with_address_and_spec_on_every_rpc() {
@@ -97,7 +25,9 @@ async fn changes_arrive_in_order_with_address_and_spec_on_every_rpc() {
     ];
     let bridge = Bridge::start(&publisher.endpoint, &server.url(), &spec);
     assert_eq!(publisher.joined().await, "kv");
-    publisher.send(batch(&[Event::Cleared, Event::Stored(vec![1, 2]), Event::Stored(vec![3])])).await;
+    let events = [9, 1].map(|first| Event::Stored(vec![first, first + 1]));
+    let [earlier, later] = events;
+    publisher.send(batch(&[Event::Cleared, earlier, Event::Cleared, later, Event::Stored(vec![3])])).await;
     publisher.send(batch(&[Event::Removed(vec![2]), Event::Removed(vec![1]), Event::Stored(vec![4])])).await;
     let requests = until_stored(&mut server, 4).await;
     let steps: Vec<(Type, Tier, Vec<i64>)> = requests
@@ -108,6 +38,11 @@ async fn changes_arrive_in_order_with_address_and_spec_on_every_rpc() {
     assert_eq!(
         steps,
         [
+            // Of the bridge's own, at every tier, with which the engine's first clear says nothing new.
+            (Type::ActionClearAllAtTier, Tier::TierHbm, vec![]),
+            (Type::ActionClearAllAtTier, Tier::TierDram, vec![]),
+            (Type::ActionClearAllAtTier, Tier::TierSsd, vec![]),
+            (Type::ActionReport, Tier::TierHbm, vec![9, 10]),
             (Type::ActionClearAllAtTier, Tier::TierHbm, vec![]),
             (Type::ActionClearAllAtTier, Tier::TierDram, vec![]),
             (Type::ActionReport, Tier::TierHbm, vec![1, 2, 3]),
@@ -126,7 +61,10 @@ async fn changes_arrive_in_order_with_address_and_spec_on_every_rpc() {
         };
         assert_eq!(request.cache_spec, Some(spec));
     }
-    assert_eq!(requests[0].actions[2].block_sizes, [16, 16, 16]);
+    let reports = requests.iter().flat_map(|request| &request.actions);
+    for report in reports.filter(|action| action.r#type() == Type::ActionReport) {
+        assert_eq!(report.block_sizes, vec![16; report.hashes.len()]);
+    }
     bridge.stop().await;
 }
 
@@ -141,6 +79,7 @@ async fn a_store_of_60_000_blocks_is_split() {
     let sizes: Vec<usize> = requests
         .iter()
         .filter_map(|request| request.actions.last().map(|action| action.hashes.len()))
+        .filter(|hashes| *hashes > 0)
         .collect();
     assert_eq!(sizes, [16_384, 16_384, 16_384, 10_848]);
     bridge.stop().await;
@@ -237,7 +176,8 @@ async fn an_overload_passes_and_the_same_batch_is_sent_again() {
 async fn a_contract_error_stops_the_bridge() {
     for code in [Code::InvalidArgument, Code::OutOfRange, Code::Unimplemented] {
         let mut publisher = Publisher::bind("").await;
-        let server = Recorder::start(&[code]).await;
+        // The first RPC is the clear that a bridge begins with.
+        let server = Recorder::start(&[Code::Ok, code]).await;
         let bridge = Bridge::start(&publisher.endpoint, &server.url(), &[]);
         publisher.joined().await;
         publisher.send(batch(&[Event::Stored(vec![1])])).await;
@@ -258,26 +198,6 @@ async fn the_bridge_binds_for_a_publisher_that_connects() {
         until_stored(&mut server, last).await;
     }
     bridge.stop().await;
-}
-
-/// Batch `number` of a publisher whose every batch stores the block of that number.
-fn numbered(number: u64) -> Vec<Bytes> {
-    let payload = batch(&[Event::Stored(vec![number.cast_signed()])]);
-    vec![Bytes::new(), number.to_be_bytes().to_vec().into(), payload.into()]
-}
-
-/// Answers one question to a replay socket with these batches and the end marker; returns what was asked.
-async fn answer(router: &mut RouterSocket, numbers: &[u64], has_topics: bool) -> u64 {
-    let question = router.recv().await.expect("a question").into_vec();
-    let [peer, delimiter, start] = &question[..] else { panic!("{question:?}") };
-    assert!(delimiter.is_empty());
-    let end = vec![Bytes::new(), vec![0xff; 8].into(), Bytes::new()];
-    for batch in numbers.iter().map(|number| numbered(*number)).chain([end]) {
-        let mut frames = vec![peer.clone(), Bytes::new()];
-        frames.extend(batch.into_iter().skip(usize::from(!has_topics)));
-        router.send(ZmqMessage::try_from(frames).expect("frames")).await.expect("sent");
-    }
-    u64::from_be_bytes(start[..].try_into().expect("8 bytes"))
 }
 
 #[tokio::test]
@@ -340,6 +260,12 @@ async fn https_is_refused_by_a_build_without_tls() {
     assert!(error.to_string().contains("TLS"), "{error}");
 }
 
+async fn until_called(server: &mut Recorder, times: usize) {
+    for _ in 0..times {
+        server.next().await;
+    }
+}
+
 fn binary() -> tokio::process::Command {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_kv-indexer-bridge"));
     command.env_clear().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -366,7 +292,8 @@ async fn the_binary_exits_by_what_stopped_it() {
 
     for (code, signal) in [(0, Some("TERM")), (0, Some("INT")), (1, None)] {
         let mut publisher = Publisher::bind("").await;
-        let answers = if signal.is_none() { vec![Code::InvalidArgument] } else { vec![] };
+        // The first RPC is the clear that a bridge begins with.
+        let answers = if signal.is_none() { vec![Code::Ok, Code::InvalidArgument] } else { vec![] };
         let mut server = Recorder::start(&answers).await;
         let child = binary()
             .env("KV_INDEXER_WORKER_ID", "w0")
@@ -376,7 +303,7 @@ async fn the_binary_exits_by_what_stopped_it() {
             .expect("run");
         publisher.joined().await;
         publisher.send(batch(&[Event::Stored(vec![1])])).await;
-        server.next().await;
+        until_called(&mut server, 2).await;
         if let (Some(signal), Some(id)) = (signal, child.id()) {
             let mut kill = tokio::process::Command::new("kill");
             assert!(

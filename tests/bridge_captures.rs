@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use common::capture::{Capture, State, digest, names, state_of, unhex};
 use proptest::prelude::*;
 use sgl_kv_indexer::bridge::chunker::Chunker;
-use sgl_kv_indexer::bridge::event::{BatchError, Change, Decoder, EVENT_BYTES_RATIO, Event, EventError};
+use sgl_kv_indexer::bridge::event::{
+    BatchError, Change, Decoder, EVENT_BYTES_RATIO, Event, EventError, GroupKind,
+};
 use sgl_kv_indexer::bridge::stream::{Rules, Stream};
 use sgl_kv_indexer::pb::{ExternalKvActionType as Type, TierType as Tier};
 
@@ -345,6 +347,33 @@ fn a_lost_event_is_named_and_its_siblings_kept() {
     }
     assert_eq!(decoder.decode(&[]).expect_err("empty"), BatchError::Malformed);
     assert_eq!(decoder.decode(&[0x91, 0x00]).expect_err("one field"), BatchError::Shape);
+}
+
+#[test]
+fn cache_groups_are_of_the_kinds_that_vllm_names() {
+    let rows = [
+        ("full_attention", GroupKind::Full),
+        ("mla_attention", GroupKind::Full),
+        ("sink_full_attention", GroupKind::Full),
+        ("sliding_window", GroupKind::SlidingWindow),
+        ("sliding_window_mla", GroupKind::SlidingWindow),
+        ("mamba", GroupKind::Mamba),
+        ("chunked_local_attention", GroupKind::Other),
+        ("encoder_only_attention", GroupKind::Other),
+        ("cross_attention", GroupKind::Other),
+        ("unknown", GroupKind::Other),
+    ];
+    let mut decoder = Decoder::default();
+    for (name, kind) in rows {
+        // [0, [["BlockStored", [7], nil, [], 16, nil, "GPU", nil, nil, 1, NAME]]]
+        let mut payload = unhex("9200919bab426c6f636b53746f7265649107c09010c0a3475055c0c001").to_vec();
+        rmp::encode::write_str(&mut payload, name).expect("to memory");
+        let batch = decoder.decode(&payload).expect("a batch");
+        let found: Vec<_> = batch.events.iter().map(|event| (event.group, event.kind)).collect();
+        assert_eq!(found, [(Some(1), Some(kind))], "{name}");
+        let uncarried = u64::from(kind == GroupKind::Other);
+        assert_eq!(batch.left_out.unknown_groups, uncarried, "{name}");
+    }
 }
 
 fn check_bounds(payload: &[u8]) {

@@ -20,6 +20,8 @@ fn a_bad_setting_stops_the_start_in_one_line() {
         ("KV_INDEXER_LISTEN_ADDR", "localhost"),
         ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "0"),
         ("RUST_LOG", "sgl_kv_indexer=loud"),
+        ("KV_INDEXER_HTTP_ADDR", "9464"),
+        ("KV_INDEXER_LOG_FORMAT", "xml"),
     ] {
         let output = server(&[(name, value)]).output().expect("a binary");
         let text = stderr(&output);
@@ -36,8 +38,12 @@ fn an_address_in_use_stops_the_start_in_one_line() {
     let output = server(&[("KV_INDEXER_LISTEN_ADDR", &address)]).output().expect("a binary");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.contains(&address), "{text}");
+    // The first line tells what was tried.
+    assert_eq!(text.lines().count(), 2, "{text}");
+    assert!(
+        text.lines().last().unwrap_or_default().contains(&format!("cannot listen on {address}")),
+        "{text}"
+    );
 }
 
 #[test]
@@ -50,7 +56,8 @@ fn help_and_version_are_printed() {
         assert!(text.contains(name), "{text}");
     }
     let version = server(&[]).arg("--version").output().expect("a binary");
-    assert!(String::from_utf8_lossy(&version.stdout).contains(env!("CARGO_PKG_VERSION")));
+    let build = format!("{} ({})\n", env!("CARGO_PKG_VERSION"), sgl_kv_indexer::version::COMMIT);
+    assert_eq!(String::from_utf8_lossy(&version.stdout), format!("kv-indexer-server {build}"));
     assert_eq!(server(&[]).arg("--no-such-flag").output().expect("a binary").status.code(), Some(2));
 }
 
@@ -63,6 +70,76 @@ fn both_signals_end_it_well() {
         assert!(sent.expect("a shell's kill").success());
         assert_eq!(child.wait().expect("an end").code(), Some(0), "SIG{signal}");
     }
+}
+
+/// The log of a server that is stopped as soon as it listens.
+fn log(variables: &[(&str, &str)]) -> Vec<String> {
+    let mut child = server(variables).spawn().expect("a binary");
+    let mut log = BufReader::new(child.stderr.take().expect("piped"));
+    let mut lines = Vec::new();
+    loop {
+        let mut line = String::new();
+        assert!(
+            log.read_line(&mut line).expect("UTF-8") > 0,
+            "the server ended before it listened: {lines:?}"
+        );
+        lines.push(line.trim_end().to_owned());
+        if line.contains("listening") {
+            break;
+        }
+    }
+    let sent = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
+    assert!(sent.expect("a shell's kill").success());
+    lines.extend(log.lines().map(|line| line.expect("UTF-8")));
+    assert_eq!(child.wait().expect("an end").code(), Some(0), "{lines:?}");
+    lines
+}
+
+const ANY_PORT: (&str, &str) = ("KV_INDEXER_LISTEN_ADDR", "127.0.0.1:0");
+
+#[test]
+fn the_first_line_tells_build_settings_and_limits() {
+    for format in ["human", "json"] {
+        let lines = log(&[ANY_PORT, ("KV_INDEXER_HTTP_ADDR", "off"), ("KV_INDEXER_LOG_FORMAT", format)]);
+        let first = &lines[0];
+        for word in
+            ["version", "commit", "127.0.0.1:0", "KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "8388608", "16384"]
+        {
+            assert!(first.contains(word), "{word} is not in {first}");
+        }
+    }
+}
+
+#[test]
+fn a_json_log_is_an_object_per_line() {
+    let lines = log(&[ANY_PORT, ("KV_INDEXER_HTTP_ADDR", "127.0.0.1:0"), ("KV_INDEXER_LOG_FORMAT", "json")]);
+    assert!(lines.len() >= 3, "{lines:?}");
+    for line in &lines {
+        let object: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(object["level"].is_string() && object["message"].is_string(), "{line}");
+    }
+}
+
+#[test]
+fn an_http_port_that_was_asked_for_must_be_free() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let address = taken.local_addr().expect("bound").to_string();
+    let output = server(&[ANY_PORT, ("KV_INDEXER_HTTP_ADDR", &address)]).output().expect("a binary");
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.contains(&address) && last.contains("KV_INDEXER_HTTP_ADDR"), "{text}");
+}
+
+#[test]
+fn a_default_http_port_that_is_taken_is_told_of_and_done_without() {
+    // Taken by this test, by another server, or impossible on this machine: all the same.
+    let taken = TcpListener::bind("[::1]:9464");
+    let lines = log(&[ANY_PORT]);
+    let told =
+        lines.iter().any(|line| line.contains("KV_INDEXER_HTTP_ADDR") && line.contains("no HTTP port"));
+    assert!(told, "{taken:?} {lines:?}");
 }
 
 /// Returns once the log says so; fails if it ends before.

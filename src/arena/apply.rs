@@ -25,15 +25,13 @@ use super::blocks::{Released, Stretch};
 use super::ids::{BlockId, SetId, Tier, WorkerId};
 use super::mutation::{Action, Batch, BatchError};
 use super::sets::Holder;
+use super::table::TOGETHER;
 use super::workers::WORKERS_MAX;
 
 /// New blocks looked up before the first of them is stored. The look-ups do not
 /// depend on each other, so their cache misses overlap; the table's lines are
 /// still near when the blocks are stored.
 const NEW_BLOCKS_AHEAD: usize = 128;
-
-/// Hashes looked up together where a report's or revoke's blocks lie apart, for the same reason.
-const APART_AHEAD: usize = 32;
 
 /// Fewer ghosts in a row than this are splinters: storing them anew beside the
 /// report's other blocks costs less than the breaks that every later scan meets.
@@ -49,7 +47,7 @@ const CLEANED_PER_HASH: usize = 4;
 
 /// Placements cleaned up by one step of maintenance, and ghosts forgotten by
 /// one: about a tenth of a millisecond each.
-const CLEANED_PER_STEP: usize = 16_384;
+const CLEANED_PER_STEP: usize = 4_096;
 const FORGOTTEN_PER_STEP: usize = 2_048;
 
 /// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
@@ -88,37 +86,39 @@ impl<'a> Report<'a> {
 /// Blocks that an action adds to a holding or takes from it, to be noted at its end.
 ///
 /// A bitmap pays for every range that is put into the middle of it, so blocks that
-/// lie apart are gathered first. Mostly an action is one stretch, and that goes in as it is.
+/// lie apart are gathered and sorted first. Mostly an action is one stretch, and that
+/// goes in as it is.
 #[derive(Default)]
-struct Noted {
-    first: Option<Stretch>,
-    others: RoaringBitmap,
-}
+struct Noted(SmallVec<[Stretch; 1]>);
 
 impl Noted {
     fn add(&mut self, stretch: Stretch) {
-        if self.first.is_none() {
-            self.first = Some(stretch);
-        } else {
-            self.others.insert_range(stretch.ids());
+        self.0.push(stretch);
+    }
+
+    /// All of several stretches, which do not overlap.
+    fn gather(mut self) -> RoaringBitmap {
+        self.0.sort_unstable_by_key(|stretch| stretch.first.0);
+        let mut gathered = RoaringBitmap::new();
+        for stretch in self.0 {
+            gathered.insert_range(stretch.ids());
         }
+        gathered
     }
 
     fn put_into(self, holding: &mut RoaringBitmap) {
-        if let Some(first) = self.first {
-            holding.insert_range(first.ids());
-        }
-        if !self.others.is_empty() {
-            *holding |= self.others;
+        match self.0[..] {
+            [] => {}
+            [stretch] => drop(holding.insert_range(stretch.ids())),
+            _ => *holding |= self.gather(),
         }
     }
 
     fn take_from(self, holding: &mut RoaringBitmap) {
-        if let Some(first) = self.first {
-            holding.remove_range(first.ids());
-        }
-        if !self.others.is_empty() {
-            *holding -= self.others;
+        match self.0[..] {
+            [] => {}
+            [stretch] => drop(holding.remove_range(stretch.ids())),
+            _ => *holding -= self.gather(),
         }
     }
 }
@@ -129,7 +129,7 @@ impl Noted {
 #[derive(Default)]
 struct Ahead {
     from: usize,
-    found: SmallVec<[Option<BlockId>; APART_AHEAD]>,
+    found: SmallVec<[Option<BlockId>; TOGETHER]>,
 }
 
 /// How far the report at hand has come.
@@ -150,11 +150,12 @@ impl Arena {
     /// Applies a batch that has been checked, unless there is no room for it.
     pub(super) fn apply(&mut self, batch: &Batch<'_>) -> Result<(), BatchError> {
         let hashes = batch.hashes();
-        let new = self.workers.find(batch.worker_id).is_none();
-        if new && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
+        let known = self.workers.find(batch.worker_id);
+        if known.is_none() && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
             return Err(BatchError::Full);
         }
-        let worker = self.workers.record(batch.worker_id, batch.worker_address, batch.cache_spec, batch.seq);
+        let worker = known.unwrap_or_else(|| self.workers.add(batch.worker_id, batch.worker_address));
+        self.workers.record(worker, batch.worker_address, batch.cache_spec, batch.seq);
         for action in batch.actions {
             match *action {
                 Action::Report { tier, hashes, masks, tokens } => {
@@ -185,8 +186,11 @@ impl Arena {
             released = Some(self.blocks.release_all());
             self.chunks_may_be_idle = false;
         } else if let Some((chunk, ghosts)) = self.blocks.idle_chunk(FORGOTTEN_PER_STEP) {
-            for ghost in &ghosts {
-                self.forget(*ghost);
+            for ghosts in ghosts.chunks(TOGETHER) {
+                self.table.fetch(ghosts.iter().map(|ghost| self.blocks.hash(*ghost)));
+                for ghost in ghosts {
+                    self.forget(*ghost);
+                }
             }
             if ghosts.len() < FORGOTTEN_PER_STEP {
                 released = Some(self.blocks.release(chunk));
@@ -216,14 +220,12 @@ impl Arena {
         }
         if apart {
             if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
-                let next = &hashes[at..hashes.len().min(at + APART_AHEAD)];
+                let next = &hashes[at..hashes.len().min(at + TOGETHER)];
                 ahead.from = at;
-                ahead.found.clear();
-                let find = |hash: &[u8; 8]| self.table.find(i64::from_le_bytes(*hash), &self.blocks);
-                ahead.found.extend(next.iter().map(find));
-                let set = |block: &BlockId| self.blocks.set(*block).0;
-                // The sets are wanted next; adding them up fetches them together.
-                std::hint::black_box(ahead.found.iter().flatten().map(set).fold(0, u32::wrapping_add));
+                self.table.find_all(next, &self.blocks, &mut ahead.found);
+                let fetch = |block: &BlockId| self.blocks.fetch(*block);
+                // What stands beside the hashes is wanted next; this fetches it together.
+                std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
             }
             if let Some(block) = ahead.found[at - ahead.from].filter(stands) {
                 return Some(block);
@@ -281,10 +283,12 @@ impl Arena {
         let mask = report.mask(at);
         let old_mask = self.sets.mask_of(old, report.holder);
         if old_mask != Some(mask) {
-            let new = self.sets.with(old, report.holder, mask);
-            self.sets.add_blocks(new, blocks);
-            self.blocks.change_set(stretch, new);
-            self.sets.remove_blocks(old, blocks);
+            if !self.sets.change_in_place(old, blocks, report.holder, Some(mask)) {
+                let new = self.sets.with(old, report.holder, mask);
+                self.sets.add_blocks(new, blocks);
+                self.blocks.change_set(stretch, new);
+                self.sets.remove_blocks(old, blocks);
+            }
             self.note_placements(report, stretch, old_mask, mask, progress);
         }
         self.blocks.put_tokens(stretch, report.tokens(at, blocks));
@@ -324,10 +328,18 @@ impl Arena {
         progress: &mut Progress,
     ) -> Stretch {
         if at >= progress.unknown_until {
-            let hashes = &report.hashes[at..at + report.alike(at, NEW_BLOCKS_AHEAD)];
-            let unknown =
-                |hash: &&[u8; 8]| self.table.find(i64::from_le_bytes(**hash), &self.blocks).is_none();
-            progress.unknown_until = at + 1 + hashes[1..].iter().take_while(unknown).count();
+            // The first is unknown, or was until its ghost was forgotten.
+            let hashes = &report.hashes[at + 1..at + report.alike(at, NEW_BLOCKS_AHEAD)];
+            progress.unknown_until = at + 1;
+            for hashes in hashes.chunks(TOGETHER) {
+                self.table.find_all(hashes, &self.blocks, &mut progress.ahead.found);
+                let unknown = progress.ahead.found.iter().take_while(|found| found.is_none()).count();
+                progress.unknown_until += unknown;
+                if unknown < hashes.len() {
+                    break;
+                }
+            }
+            progress.ahead.found.clear();
         }
         let hashes = &report.hashes[at..progress.unknown_until];
         let new = hashes.len();
@@ -336,7 +348,8 @@ impl Arena {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
             _ => self.blocks.find_free(new),
         };
-        let ghosts: SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> = self.blocks.ghosts_in(stretch).collect();
+        let mut ghosts: SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> = SmallVec::new();
+        ghosts.extend(self.blocks.ghosts_in(stretch));
         for ghost in ghosts {
             self.forget(ghost);
         }
@@ -422,16 +435,18 @@ impl Arena {
         let holder = Holder::new(worker, tier, generation);
         let old = self.blocks.set(stretch.first);
         let Some(mask) = self.sets.mask_of(old, holder) else { return false };
-        let new = self.sets.without(old, holder);
-        if new == SetId::EMPTY {
-            self.forget_hits(stretch);
-            self.blocks.free(stretch);
-            self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
-        } else {
-            self.sets.add_blocks(new, stretch.blocks);
-            self.blocks.change_set(stretch, new);
+        if !self.sets.change_in_place(old, stretch.blocks, holder, None) {
+            let new = self.sets.without(old, holder);
+            if new == SetId::EMPTY {
+                self.forget_hits(stretch);
+                self.blocks.free(stretch);
+                self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
+            } else {
+                self.sets.add_blocks(new, stretch.blocks);
+                self.blocks.change_set(stretch, new);
+            }
+            self.sets.remove_blocks(old, stretch.blocks);
         }
-        self.sets.remove_blocks(old, stretch.blocks);
         if mask != 0 {
             self.workers.holding_mut(worker, tier, generation).masked -= stretch.blocks as u64;
         }

@@ -58,6 +58,25 @@ pub(super) fn next(from: usize, to: usize, word: impl Fn(usize) -> u64) -> usize
     to.min(number * 64 + bits.trailing_zeros() as usize)
 }
 
+/// The slots of `from..to` with a set bit in the words that `word` gives, ascending.
+#[inline]
+pub(super) fn ones(from: usize, to: usize, word: impl Fn(usize) -> u64) -> impl Iterator<Item = usize> {
+    let mut number = from / 64;
+    let mut bits = if from < to { word(number) & (!0 << (from % 64)) } else { 0 };
+    std::iter::from_fn(move || {
+        while bits == 0 {
+            number += 1;
+            if number * 64 >= to {
+                return None;
+            }
+            bits = word(number);
+        }
+        let slot = number * 64 + bits.trailing_zeros() as usize;
+        bits &= bits - 1;
+        (slot < to).then_some(slot)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -76,6 +95,21 @@ mod tests {
             assert_eq!(count(&bits), to - from);
             put_range(&mut bits, from, to, false);
             assert_eq!(count(&bits), 0, "{from}..{to}");
+        }
+    }
+
+    #[test]
+    fn ones_are_the_set_bits_of_the_range() {
+        let slots = [0, 5, 63, 64, 70, 200, 4095];
+        let mut bits = [0; WORDS];
+        for slot in slots {
+            put(&mut bits[slot / 64], slot, true);
+        }
+        for (from, to) in
+            [(0, 0), (0, 1), (1, 64), (5, 70), (64, 71), (71, 200), (201, 4096), (0, WORDS * 64)]
+        {
+            let expected: Vec<usize> = slots.into_iter().filter(|slot| (from..to).contains(slot)).collect();
+            assert_eq!(ones(from, to, |word| bits[word]).collect::<Vec<_>>(), expected, "{from}..{to}");
         }
     }
 

@@ -152,6 +152,13 @@ impl Blocks {
         self.chunk(block).sets[block.slot()]
     }
 
+    /// Reads what stands beside a block's hash, only to have it fetched.
+    #[inline]
+    pub(crate) fn fetch(&self, block: BlockId) -> u64 {
+        let (chunk, slot) = (self.chunk(block), block.slot());
+        chunk.marks[slot / 64].edge ^ u64::from(chunk.sets[slot].0)
+    }
+
     /// The sets of a stretch's slots.
     #[inline]
     pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
@@ -183,6 +190,13 @@ impl Blocks {
     pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
         let (slot, marks) = (block.slot(), &self.chunk(block).marks);
         bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| marks[word].edge) - slot
+    }
+
+    /// Where in a stretch the set changes, as places after its first block, ascending.
+    #[inline]
+    pub(crate) fn edges(&self, stretch: Stretch) -> impl Iterator<Item = usize> {
+        let (slot, marks) = (stretch.first.slot(), &self.chunk(stretch.first).marks);
+        bits::ones(slot + 1, slot + stretch.blocks, |word| marks[word].edge).map(move |edge| edge - slot)
     }
 
     /// Slots from `block` on up to the next start of a stretch, in this chunk and at most `most`.

@@ -74,8 +74,20 @@ pub struct Tuning {
     pub segment_bits: u32,
     /// Stores no two blocks side by side, so that every guess of a scan fails.
     pub scattered: bool,
+    /// Where the keys of the mix come from.
+    pub keys: Keys,
+}
+
+/// Keys of the mix that block hashes go through.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Keys {
+    /// Drawn anew for every index, so that nobody can choose hashes against them.
+    Random,
+    /// The same for every index, so that counts of its work repeat.
+    Fixed,
     /// Mixes every hash to zero, so that all of them collide.
-    pub colliding: bool,
+    Colliding,
 }
 
 impl Default for Tuning {
@@ -84,7 +96,7 @@ impl Default for Tuning {
             chunk_slots: blocks::CHUNK_SLOTS,
             segment_bits: table::SEGMENT_BITS,
             scattered: false,
-            colliding: false,
+            keys: Keys::Random,
         }
     }
 }
@@ -107,7 +119,11 @@ struct Arena {
 
 impl Arena {
     fn new(tuning: Tuning) -> Self {
-        let mix = if tuning.colliding { Mix::colliding() } else { Mix::random() };
+        let mix = match tuning.keys {
+            Keys::Random => Mix::random(),
+            Keys::Fixed => Mix::fixed(),
+            Keys::Colliding => Mix::colliding(),
+        };
         Arena {
             blocks: Blocks::new(tuning.chunk_slots, tuning.scattered),
             table: Table::new(mix, tuning.segment_bits),

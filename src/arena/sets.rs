@@ -218,27 +218,63 @@ impl Sets {
             return id;
         }
         let mut entries: Entries = SmallVec::from_slice(self.entries(id));
-        let mut content = if id == SetId::EMPTY { 0 } else { self.set(id).content };
-        if let Some(old) = old_mask {
-            content ^= self.placement(holder, old);
-            if let Ok(found) = entries.binary_search_by_key(&place(holder.key, old), |entry| entry.place) {
-                entries[found].bits &= !holder.bits();
-                if entries[found].bits == 0 {
-                    entries.remove(found);
-                }
-            }
-        }
-        if let Some(new) = mask {
-            content ^= self.placement(holder, new);
-            match entries.binary_search_by_key(&place(holder.key, new), |entry| entry.place) {
-                Ok(found) => entries[found].bits |= holder.bits(),
-                Err(gap) => entries.insert(gap, Entry { place: place(holder.key, new), bits: holder.bits() }),
-            }
-        }
+        change(&mut entries, holder, old_mask, mask);
         entries.shrink_to_fit();
-        let to = self.intern(entries, content);
+        let content = if id == SetId::EMPTY { 0 } else { self.set(id).content };
+        let to = self.intern(entries, content ^ self.difference(holder, old_mask, mask));
         self.last = Some(Change { from: id, holder, mask, to });
         to
+    }
+
+    /// Changes a set itself, if `blocks` are all that have it and no other set becomes equal.
+    ///
+    /// Blocks whose holders all differ keep their sets this way, and nothing is
+    /// allocated or freed. Says whether it did; if not, nothing has changed.
+    pub(crate) fn change_in_place(
+        &mut self,
+        id: SetId,
+        blocks: usize,
+        holder: Holder,
+        mask: Option<u32>,
+    ) -> bool {
+        let Set { content, blocks: having, .. } = *self.set(id);
+        if having as usize != blocks {
+            return false;
+        }
+        let old_mask = self.mask_of(id, holder);
+        let changed = content ^ self.difference(holder, old_mask, mask);
+        if self.by_content[map_of(changed)].contains_key(&changed) {
+            return false;
+        }
+        let left_empty = mask.is_none() && {
+            let entries = self.entries(id);
+            entries.len() == 1 && entries[0].bits == holder.bits()
+        };
+        if left_empty {
+            return false;
+        }
+        self.unlink(id);
+        let set = self.set_mut(id);
+        change(&mut set.entries, holder, old_mask, mask);
+        set.entries.shrink_to_fit();
+        set.content = changed;
+        set.next = SetId::EMPTY;
+        self.by_content[map_of(changed)].insert(changed, id);
+        self.forget_change(id);
+        true
+    }
+
+    /// What a content hash changes by when `holder` goes from `old` to `new`.
+    fn difference(&self, holder: Holder, old: Option<u32>, new: Option<u32>) -> u64 {
+        let placement = |mask| self.placement(holder, mask);
+        old.map_or(0, placement) ^ new.map_or(0, placement)
+    }
+
+    /// Forgets the last change if it is about a set that becomes another one.
+    fn forget_change(&mut self, id: SetId) {
+        if self.last.is_some_and(|last| last.from == id || last.to == id) {
+            self.last = None;
+        }
     }
 
     /// The set with these entries, made if there is none.
@@ -292,13 +328,12 @@ impl Sets {
         if set.blocks > 0 {
             return;
         }
-        if self.last.is_some_and(|last| last.from == id || last.to == id) {
-            self.last = None;
-        }
+        self.forget_change(id);
+        self.unlink(id);
         let index = id.0 as usize - 1;
         let (page, place) = (index / PAGE_SETS, index % PAGE_SETS);
         let was_full = self.pages[page].len() == PAGE_SETS;
-        let set = self.pages[page].remove(place);
+        self.pages[page].remove(place);
         if self.pages[page].is_empty() {
             self.pages[page] = Slab::new();
         }
@@ -306,26 +341,27 @@ impl Sets {
             self.roomy.push(page);
         }
         self.count -= 1;
-        self.unlink(id, &set);
         if self.count == 0 {
             self.pages = Vec::new();
             self.roomy = Vec::new();
         }
     }
 
-    fn unlink(&mut self, id: SetId, set: &Set) {
-        let map = &mut self.by_content[map_of(set.content)];
-        let first = map.get(&set.content).copied().unwrap_or(SetId::EMPTY);
+    /// Takes a set out of the map of contents.
+    fn unlink(&mut self, id: SetId) {
+        let Set { content, next, .. } = *self.set(id);
+        let map = &mut self.by_content[map_of(content)];
+        let first = map.get(&content).copied().unwrap_or(SetId::EMPTY);
         if first != id {
             let mut before = first;
             while self.set(before).next != id {
                 before = self.set(before).next;
             }
-            self.set_mut(before).next = set.next;
-        } else if set.next != SetId::EMPTY {
-            map.insert(set.content, set.next);
+            self.set_mut(before).next = next;
+        } else if next != SetId::EMPTY {
+            map.insert(content, next);
         } else {
-            map.remove(&set.content);
+            map.remove(&content);
             if map.len() * 8 < map.capacity() {
                 map.shrink_to_fit();
             }
@@ -377,6 +413,24 @@ impl Sets {
             return Err(format!("{} sets are counted and {mapped} mapped", self.count));
         }
         Ok(())
+    }
+}
+
+/// Takes `holder` out of entries, where it is under `old`, and puts it in under `new`.
+fn change(entries: &mut Entries, holder: Holder, old: Option<u32>, new: Option<u32>) {
+    let find =
+        |entries: &Entries, mask| entries.binary_search_by_key(&place(holder.key, mask), |entry| entry.place);
+    if let Some(found) = old.and_then(|old| find(entries, old).ok()) {
+        entries[found].bits &= !holder.bits();
+        if entries[found].bits == 0 {
+            entries.remove(found);
+        }
+    }
+    if let Some(new) = new {
+        match find(entries, new) {
+            Ok(found) => entries[found].bits |= holder.bits(),
+            Err(gap) => entries.insert(gap, Entry { place: place(holder.key, new), bits: holder.bits() }),
+        }
     }
 }
 

@@ -11,7 +11,7 @@
 use std::ops::Deref;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Arena, Batch, BatchError, ReadView, Tuning};
 
@@ -50,6 +50,14 @@ impl Drop for AbortOnUnwind {
     }
 }
 
+/// Makes a change that is carried out whole, or ends the process.
+fn whole<T>(change: impl FnOnce() -> T) -> T {
+    let whole = AbortOnUnwind;
+    let outcome = change();
+    drop(whole);
+    outcome
+}
+
 impl Default for Index {
     fn default() -> Self {
         Index::new()
@@ -75,7 +83,10 @@ impl Index {
     /// The batch breaks a rule of [`BatchError`]; the index is as it was.
     pub fn apply(&self, batch: &Batch<'_>) -> Result<(), BatchError> {
         batch.check()?;
-        let (outcome, due) = self.change(|arena| (arena.apply(batch), arena.maintenance_due()));
+        let mut view = self.view.write();
+        let outcome = whole(|| view.arena.apply(batch));
+        let due = view.arena.maintenance_due();
+        drop(view);
         if due {
             *self.due.lock() = true;
             self.told.notify_one();
@@ -93,7 +104,10 @@ impl Index {
     /// No answer depends on it. Applies do a share of it themselves, so calling
     /// this only gives memory back sooner.
     pub fn maintain(&self) -> bool {
-        let (more, released) = self.change(Arena::maintain);
+        let mut view = self.view.write();
+        let (more, released) = whole(|| view.arena.maintain());
+        // A caller that goes on at once would take the lock again before a reader has woken.
+        RwLockWriteGuard::unlock_fair(view);
         drop(released);
         more
     }
@@ -116,13 +130,5 @@ impl Index {
     #[doc(hidden)]
     pub fn audit(&self) -> Result<(), String> {
         self.view.read().arena.audit()
-    }
-
-    fn change<T>(&self, change: impl FnOnce(&mut Arena) -> T) -> T {
-        let mut view = self.view.write();
-        let whole = AbortOnUnwind;
-        let outcome = change(&mut view.arena);
-        drop(whole);
-        outcome
     }
 }

@@ -96,10 +96,10 @@ impl ReadView {
         self.arena.blocks.hashes_from(block)
     }
 
-    /// Blocks from `block` on, at most `most`, that share its set.
+    /// Where in a stretch the set changes, as places after its first block, ascending.
     #[inline]
-    pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
-        self.arena.blocks.same_set(block, most)
+    pub(crate) fn edges(&self, stretch: Stretch) -> impl Iterator<Item = usize> {
+        self.arena.blocks.edges(stretch)
     }
 
     /// Slots from `block` on, at most `most`, that may hold one chain.

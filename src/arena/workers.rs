@@ -143,7 +143,7 @@ impl Worker {
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
     workers: Slab<Worker>,
-    names: HashMap<Box<str>, WorkerId>,
+    names: HashMap<Box<str>, WorkerId, foldhash::fast::RandomState>,
     labels: Labels,
     fleet: Vec<FleetWord>,
 }
@@ -182,36 +182,36 @@ impl Workers {
         Holder::new(id, tier, self.get(id).current(tier))
     }
 
-    /// The worker with this name, made if there is none, with this address and spec.
-    pub(crate) fn record(
-        &mut self,
-        name: &str,
-        address: &str,
-        spec: Option<CacheSpec>,
-        seq: u64,
-    ) -> WorkerId {
-        let id = self.find(name).unwrap_or_else(|| {
-            let worker = Worker { spec: None, seq: 0, current: [0; 3], holdings: Default::default() };
-            let id = WorkerId(self.workers.insert(worker) as u32);
-            self.names.insert(name.into(), id);
-            if self.fleet.len() <= id.index() / 64 {
-                self.fleet.push(FleetWord::default());
-            }
-            id
-        });
-        let known = self.labels.get(id);
-        if known.is_none_or(|label| label.address() != address) {
-            let label = Label { id: name.into(), address: address.into(), wire: OnceLock::new() };
-            self.labels.put(id, Some(Arc::new(label)));
-            let (word, bit) = word_and_bit(&mut self.fleet, id);
-            put(&mut word.routable, bit, !address.is_empty());
+    /// A new worker with a name that no other has.
+    pub(crate) fn add(&mut self, name: &str, address: &str) -> WorkerId {
+        let worker = Worker { spec: None, seq: 0, current: [0; 3], holdings: Default::default() };
+        let id = WorkerId(self.workers.insert(worker) as u32);
+        self.names.insert(name.into(), id);
+        if self.fleet.len() <= id.index() / 64 {
+            self.fleet.push(FleetWord::default());
+        }
+        self.put_label(id, Label { id: name.into(), address: address.into(), wire: OnceLock::new() });
+        id
+    }
+
+    fn put_label(&mut self, id: WorkerId, label: Label) {
+        let routable = !label.address.is_empty();
+        self.labels.put(id, Some(Arc::new(label)));
+        let (word, bit) = word_and_bit(&mut self.fleet, id);
+        put(&mut word.routable, bit, routable);
+    }
+
+    /// Records what a batch says of its worker.
+    pub(crate) fn record(&mut self, id: WorkerId, address: &str, spec: Option<CacheSpec>, seq: u64) {
+        if let Some(label) = self.labels.get(id).filter(|label| label.address() != address) {
+            let label = Label { id: label.id.clone(), address: address.into(), wire: OnceLock::new() };
+            self.put_label(id, label);
         }
         let worker = &mut self.workers[id.index()];
         worker.seq = seq;
         worker.spec = spec;
         let (word, bit) = word_and_bit(&mut self.fleet, id);
         put_spec(word, bit, spec);
-        id
     }
 
     /// Makes all placements of a worker at a tier belong to nobody.

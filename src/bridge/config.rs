@@ -11,7 +11,7 @@ use http::Uri;
 use super::copies::Reading;
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
-use crate::settings::{LOG_FILTER, Setting, SettingError, Settings};
+use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
 
 const WORKER_ID: Setting = Setting {
     name: "KV_INDEXER_WORKER_ID",
@@ -57,6 +57,13 @@ const REPLAY_ENDPOINT: Setting = Setting {
     default: None,
     help: "The engine's replay socket: tcp://HOST:PORT or ipc://PATH. History is asked for at each connect, and \
            batches that went missing are repaired; without it they are only counted.",
+};
+const HEARTBEAT_MS: Setting = Setting {
+    name: "KV_INDEXER_HEARTBEAT_MS",
+    value: "MILLISECONDS",
+    default: Some("10000"),
+    help: "Silence after which a publisher is asked whether it is there, at least 10; it has as long to answer. A \
+           replay socket may be silent for half of it.",
 };
 const RANK: Setting = Setting {
     name: "KV_INDEXER_RANK",
@@ -130,6 +137,15 @@ const STREAMS: Setting = Setting {
            every stream that does not set its own.",
 };
 
+/// Where the binary serves HTTP; read by `observe`.
+pub(super) const HTTP_ADDR: Setting = Setting {
+    name: "KV_INDEXER_HTTP_ADDR",
+    value: "ADDR|off",
+    default: Some("off"),
+    help: "IP address and port of the status page, the probes /healthz and /readyz, /metrics and /debug/state, \
+           such as [::1]:9465.",
+};
+
 /// The bridge's settings, in the order of its help.
 pub const TABLE: &[Setting] = &[
     WORKER_ID,
@@ -139,6 +155,7 @@ pub const TABLE: &[Setting] = &[
     EVENT_BIND,
     EVENT_TOPIC,
     REPLAY_ENDPOINT,
+    HEARTBEAT_MS,
     RANK,
     COPIES,
     WORKER_GRACE_MS,
@@ -150,6 +167,8 @@ pub const TABLE: &[Setting] = &[
     MAMBA_TIERS,
     CACHE_SPEC_VERSION,
     STREAMS,
+    HTTP_ADDR,
+    LOG_FORMAT,
     LOG_FILTER,
 ];
 
@@ -162,6 +181,7 @@ const STREAM_KEYS: &[(&str, &Setting)] = &[
     ("bind", &EVENT_BIND),
     ("topic", &EVENT_TOPIC),
     ("replay_endpoint", &REPLAY_ENDPOINT),
+    ("heartbeat_ms", &HEARTBEAT_MS),
     ("rank", &RANK),
     ("copies", &COPIES),
     ("worker_grace_ms", &WORKER_GRACE_MS),
@@ -195,6 +215,8 @@ pub struct Source {
     pub topic: String,
     /// The publisher's replay socket, if it has one.
     pub replay: Option<String>,
+    /// Silence after which either is asked whether it is there.
+    pub heartbeat: Duration,
 }
 
 /// What a bridge does, checked.
@@ -219,6 +241,9 @@ pub struct Config {
     /// How the worker's caches decide what can be reused; `None` for whole blocks.
     pub cache_spec: Option<WorkerCacheSpec>,
 }
+
+/// Least heartbeat: below it a peer that is only busy would be thought gone.
+const HEARTBEAT_MS_MIN: u32 = 10;
 
 const TIER_NAMES: &str =
     "a comma-separated list of tiers: HBM (or GPU), DRAM (or CPU, CPU_PINNED), SSD (or DISK)";
@@ -256,6 +281,10 @@ impl Config {
         let replay = settings.parse_optional(&REPLAY_ENDPOINT, "tcp://HOST:PORT or ipc://PATH", |text| {
             event_endpoint(text).filter(|(_, wildcard)| !wildcard).map(|(endpoint, _)| endpoint)
         })?;
+        let heartbeat =
+            settings.parse(&HEARTBEAT_MS, "a whole number of milliseconds, at least 10", |text| {
+                text.trim().parse::<u32>().ok().filter(|milliseconds| *milliseconds >= HEARTBEAT_MS_MIN)
+            })?;
         let rank = settings.parse_optional(&RANK, "a whole number", |text| {
             text.trim().parse::<i64>().ok().filter(|rank| *rank >= 0)
         })?;
@@ -279,6 +308,7 @@ impl Config {
                 bind,
                 topic: settings.get(&EVENT_TOPIC).unwrap_or_default().to_owned(),
                 replay,
+                heartbeat: Duration::from_millis(u64::from(heartbeat)),
             },
             rank,
             copies,
@@ -397,7 +427,8 @@ mod tests {
                     endpoint: "tcp://127.0.0.1:5557".to_owned(),
                     bind: false,
                     topic: String::new(),
-                    replay: None
+                    replay: None,
+                    heartbeat: Duration::from_secs(10),
                 },
                 rank: None,
                 copies: Reading::Auto,
@@ -422,6 +453,7 @@ mod tests {
             ),
             ("SGLANG_KV_EVENT_BIND", &["maybe"]),
             ("SGLANG_KV_REPLAY_ENDPOINT", &["tcp://*:5558", "tcp://h", "5558"]),
+            ("KV_INDEXER_HEARTBEAT_MS", &["0", "9", "-1", "10s"]),
             ("KV_INDEXER_RANK", &["-1", "first"]),
             ("KV_INDEXER_COPIES", &["both"]),
             ("KV_INDEXER_WORKER_GRACE_MS", &["-1", "30s"]),

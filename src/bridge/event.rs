@@ -165,6 +165,8 @@ pub struct LeftOut {
     pub unknown_media: u64,
     /// Component names of no known component; their events are kept.
     pub unknown_components: u64,
+    /// Stores for a group of [`GroupKind::Other`]; their events are kept.
+    pub unknown_groups: u64,
 }
 
 /// A decoded batch, over the payload it came in.
@@ -435,6 +437,7 @@ fn read_change(
         return Ok(Err(EventError::Group));
     };
     let Some(kind) = optional(fields.kind, Cursor::string)? else { return Ok(Err(EventError::Group)) };
+    let kind = kind.map(kind_of);
     let mut withdrawn = !stored;
     let (mut mask, mut block_tokens) = (0, 0);
     if stored {
@@ -446,6 +449,7 @@ fn read_change(
             return Ok(Err(EventError::Components));
         };
         block_tokens = size.unwrap_or(0);
+        left_out.unknown_groups += u64::from(kind == Some(GroupKind::Other));
         if let Some(components) = components {
             mask = components.mask;
             left_out.unknown_components += components.unknown;
@@ -463,7 +467,7 @@ fn read_change(
     }
     let change =
         if withdrawn { Change::Removed { tier } } else { Change::Stored { tier, mask, block_tokens } };
-    Ok(Ok(Some(Event { change, group, kind: kind.map(kind_of), hashes, hashes_at })))
+    Ok(Ok(Some(Event { change, group, kind, hashes, hashes_at })))
 }
 
 /// Reads a value that may be absent or nil. The outer `None` is a value of another type.
@@ -513,13 +517,11 @@ fn read_components(list: &mut Cursor<'_>) -> Result<Option<Components>, Malforme
 }
 
 fn kind_of(name: &[u8]) -> GroupKind {
-    if name == b"full_attention" {
-        GroupKind::Full
-    } else if name.starts_with(b"sliding_window") {
-        GroupKind::SlidingWindow
-    } else if name.starts_with(b"mamba") {
-        GroupKind::Mamba
-    } else {
-        GroupKind::Other
+    match name {
+        // MLA and attention with sinks read the whole prefix too.
+        b"full_attention" | b"mla_attention" | b"sink_full_attention" => GroupKind::Full,
+        _ if name.starts_with(b"sliding_window") => GroupKind::SlidingWindow,
+        _ if name.starts_with(b"mamba") => GroupKind::Mamba,
+        _ => GroupKind::Other,
     }
 }

@@ -91,8 +91,6 @@ pub struct Follower {
     last: Option<Mark>,
     /// Whether the connection was lost since, and nothing has proved that the life goes on.
     doubt: bool,
-    /// Whether a clear was given and nothing applied since.
-    cleared: bool,
     /// Numbers and digests of the last batches applied, in ascending order.
     recent: VecDeque<(u64, u64)>,
     repair: Option<Repair>,
@@ -135,7 +133,6 @@ impl Follower {
             held_max,
             last: None,
             doubt: false,
-            cleared: false,
             recent: VecDeque::new(),
             repair: None,
             steps: VecDeque::new(),
@@ -343,7 +340,7 @@ impl Follower {
 
     /// Forgets a life whose placements are cleared.
     fn forget(&mut self) {
-        (self.last, self.doubt, self.cleared) = (None, false, true);
+        (self.last, self.doubt) = (None, false);
         self.recent.clear();
     }
 
@@ -409,25 +406,13 @@ impl Follower {
 
     /// Gives up what is missing before `upto`.
     fn miss(&mut self, upto: u64) {
-        self.void(false);
         let from = next(self.last);
         self.steps.push_back(Step::Missing { from, count: upto - from, head: self.last.is_none() });
     }
 
-    /// Clears before the first batch of a life that is followed: nothing can be older than number 0, and a
-    /// replay tells all there is to know. Without either, what the worker holds is still the best guess.
-    fn void(&mut self, from_the_first: bool) {
-        if self.last.is_none() && !self.cleared && (from_the_first || self.replays) {
-            self.cleared = true;
-            self.steps.push_back(Step::Clear);
-        }
-    }
-
     fn apply(&mut self, batch: Batch) {
-        self.void(batch.sequence == 0);
         let digest = digest(&batch.payload);
         self.last = Some(Mark { sequence: batch.sequence, time: batch.time, digest });
-        self.cleared = false;
         if self.recent.len() == RECENT_MAX {
             self.recent.pop_front();
         }

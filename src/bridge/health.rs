@@ -1,4 +1,4 @@
-//! What one stream has been through, in numbers: for the logs, and later for metrics.
+//! What one stream has been through, in numbers: for the logs and for `status`.
 //!
 //! It counts and says when a warning is worth a line; it decides nothing.
 
@@ -29,7 +29,9 @@ pub struct Health {
     pub connected: bool,
     /// Batches applied.
     pub batches: u64,
-    /// Payload bytes of them.
+    /// Events applied.
+    pub events: u64,
+    /// Payload bytes of the batches applied.
     pub payload_bytes: u64,
     /// Messages that are no batch of this stream.
     pub foreign_messages: u64,
@@ -43,6 +45,9 @@ pub struct Health {
     pub unknown_media: u64,
     /// Names of no known component.
     pub unknown_components: u64,
+    /// Stores for a cache group of a kind that the contract has no component for. They are followed
+    /// like others, but add no component to a placement.
+    pub unknown_groups: u64,
     /// Breaks in the sequence.
     pub gaps: u64,
     /// Batches that stay missing.
@@ -92,6 +97,7 @@ impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let counts = [
             ("batches", self.batches),
+            ("events", self.events),
             ("payload_bytes", self.payload_bytes),
             ("foreign_messages", self.foreign_messages),
             ("undecodable_batches", self.undecodable_batches),
@@ -99,6 +105,7 @@ impl fmt::Display for Health {
             ("unknown_tags", self.unknown_tags),
             ("unknown_media", self.unknown_media),
             ("unknown_components", self.unknown_components),
+            ("unknown_groups", self.unknown_groups),
             ("gaps", self.gaps),
             ("missing_batches", self.missing_batches),
             ("repaired_batches", self.repaired_batches),

@@ -19,8 +19,10 @@ pub mod follow;
 mod framing;
 pub mod health;
 mod msgpack;
+pub mod observe;
 mod replay;
 mod sender;
+pub mod status;
 pub mod stream;
 pub mod streams;
 mod subscriber;
@@ -39,6 +41,7 @@ use self::chunker::Chunker;
 use self::config::Config;
 use self::replay::{Answer, Replayer};
 use self::sender::Sender;
+use self::status::{EndGuard, Reporter, Statuses};
 use self::stream::{Rules, Stream};
 use self::subscriber::{Signal, Subscriber};
 
@@ -62,6 +65,8 @@ pub enum RunError {
     Server(ServerError),
     /// The server refused a batch for good.
     Refused(Refused),
+    /// A stream met a bug in this crate.
+    Panicked,
 }
 
 impl fmt::Display for RunError {
@@ -69,6 +74,7 @@ impl fmt::Display for RunError {
         match self {
             RunError::Server(error) => error.fmt(f),
             RunError::Refused(error) => error.fmt(f),
+            RunError::Panicked => f.write_str("a stream was ended by a bug; its message is above"),
         }
     }
 }
@@ -87,55 +93,80 @@ impl From<Refused> for RunError {
     }
 }
 
-/// Follows many streams until `shutdown` is done, each in a task of its own. One that
-/// ends by itself is told of and the others go on.
-///
-/// # Errors
-/// The first error of any stream, once all have stopped.
-pub async fn run_all(configs: Vec<Config>, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-    let (stop, stopped) = tokio::sync::watch::channel(());
-    let mut running = tokio::task::JoinSet::new();
-    for config in configs {
-        let mut stopped = stopped.clone();
-        running.spawn(async move {
-            let worker = config.worker_id.clone();
-            let shutdown = async move {
-                // Its end, a dropped sender, is the word to stop.
-                while stopped.changed().await.is_ok() {}
-            };
-            let ended = run(config, shutdown).await;
-            if let Err(error) = &ended {
-                warn!(worker, "the stream has ended: {error}");
-            }
-            ended
+/// The streams of a process, each followed in a task of its own.
+#[derive(Debug)]
+pub struct Bridge {
+    streams: Vec<(Config, Reporter)>,
+}
+
+impl Bridge {
+    /// Is ready to follow the streams and connects to nothing yet.
+    pub fn new(configs: Vec<Config>) -> Self {
+        let streams = configs.into_iter().map(|config| {
+            let reporter = Reporter::new(&config);
+            (config, reporter)
         });
+        Bridge { streams: streams.collect() }
     }
-    let mut shutdown = pin!(shutdown);
-    let (mut stop, mut first) = (Some(stop), Ok(()));
-    loop {
-        let ended = tokio::select! {
-            () = &mut shutdown, if stop.is_some() => {
-                stop = None;
-                continue;
+
+    /// What the streams are going through, to be read while they are followed and after.
+    pub fn statuses(&self) -> Statuses {
+        Statuses::new(self.streams.iter().map(|(_, reporter)| reporter.clone()))
+    }
+
+    /// Follows all streams until `shutdown` is done, then sends what they have received,
+    /// for at most [`DRAIN_MAX`]. One that ends by itself is told of and the others go on.
+    ///
+    /// # Errors
+    /// The first error of any stream, once all have stopped.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        let (stop, stopped) = tokio::sync::watch::channel(());
+        let mut running = tokio::task::JoinSet::new();
+        for (config, reporter) in self.streams {
+            let mut stopped = stopped.clone();
+            running.spawn(async move {
+                let worker = config.worker_id.clone();
+                let shutdown = async move {
+                    // Its end, a dropped sender, is the word to stop.
+                    while stopped.changed().await.is_ok() {}
+                };
+                let _guard = EndGuard(reporter.clone());
+                let ended = follow(config, &reporter, shutdown).await;
+                let why = ended.as_ref().err().map(RunError::to_string).unwrap_or_default();
+                reporter.end(&why);
+                if ended.is_err() {
+                    warn!(worker, "the stream has ended: {why}");
+                }
+                ended
+            });
+        }
+        let mut shutdown = pin!(shutdown);
+        let (mut stop, mut first) = (Some(stop), Ok(()));
+        loop {
+            let ended = tokio::select! {
+                () = &mut shutdown, if stop.is_some() => {
+                    stop = None;
+                    continue;
+                }
+                ended = running.join_next() => ended,
+            };
+            match ended {
+                Some(Ok(ended)) => first = first.and(ended),
+                // A stream is never aborted, and a panic has told where it was.
+                Some(Err(_)) => first = first.and(Err(RunError::Panicked)),
+                None => return first,
             }
-            ended = running.join_next() => ended,
-        };
-        match ended {
-            Some(Ok(ended)) => first = first.and(ended),
-            // A stream is never aborted, and a panic is told of by its own message.
-            Some(Err(_)) => {}
-            None => return first,
         }
     }
 }
 
-/// Follows a stream until `shutdown` is done, then sends what has been received
-/// for at most [`DRAIN_MAX`].
-///
-/// # Errors
-/// The server's address cannot be used, or the server refused a batch for good.
-pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
-    let mut sender = Sender::new(&config)?;
+/// Follows one stream until `shutdown` is done, then sends what has been received.
+async fn follow(
+    config: Config,
+    reporter: &Reporter,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let mut sender = Sender::new(&config, reporter.clone())?;
     let mut stream = Stream::new(Rules {
         worker_id: config.worker_id.clone(),
         topic: config.source.topic.clone(),
@@ -146,10 +177,11 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         rank: config.rank,
     });
     let mut subscriber = Subscriber::new(config.source.clone());
-    let mut replayer = Replayer::new(config.source.replay.clone());
+    let mut replayer = Replayer::new(&config.source);
     let mut asks_again = false;
     let mut grace = Grace::new(config.grace);
     let mut changes = Chunker::default();
+    stream.begin(&mut changes);
     let mut in_flight: Option<Sending> = None;
     let mut shutdown = pin!(shutdown);
     info!(
@@ -165,6 +197,12 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         if let Some(from) = stream.question() {
             replayer.ask(from, asks_again);
         }
+        reporter.update(|status| {
+            status.health.clone_from(stream.health());
+            status.last_sequence = stream.last_sequence();
+            status.repairing = stream.repairing();
+            status.pending_bytes = changes.bytes();
+        });
         let has_room = changes.bytes() < PENDING_BYTES_MAX;
         // Not biased: neither a flood of live batches nor a long replay may keep the other waiting.
         tokio::select! {

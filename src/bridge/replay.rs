@@ -14,14 +14,11 @@ use tokio::time::Instant;
 use tracing::debug;
 
 use super::backoff::Backoff;
+use super::config::Source;
 use super::event;
 use super::follow::Batch;
 use super::framing::{self, FrameError};
 use super::zmtp::{self, Connection, Role, ZmtpError};
-
-/// Longest that the socket may take to connect, and then be silent in the middle of an
-/// answer: it is served between batches, up to 0.1 s late.
-const SILENCE_MAX: Duration = Duration::from_secs(5);
 
 /// What came of a question.
 #[derive(Debug)]
@@ -37,6 +34,7 @@ pub(super) enum Answer {
 /// Asks one replay socket.
 pub(super) struct Replayer {
     endpoint: Option<String>,
+    heartbeat: Duration,
     backoff: Backoff,
     state: State,
 }
@@ -49,9 +47,18 @@ enum State {
 }
 
 impl Replayer {
-    /// Asks nothing yet; without an endpoint it never answers.
-    pub(super) fn new(endpoint: Option<String>) -> Self {
-        Replayer { endpoint, backoff: Backoff::default(), state: State::Idle }
+    /// Asks nothing yet; without a replay socket it never answers.
+    pub(super) fn new(source: &Source) -> Self {
+        let Source { replay, heartbeat, .. } = source;
+        let (endpoint, heartbeat) = (replay.clone(), *heartbeat);
+        Replayer { endpoint, heartbeat, backoff: Backoff::default(), state: State::Idle }
+    }
+
+    /// Longest that the socket may take to connect, and then be silent in the middle of an
+    /// answer. It is served between batches, up to 0.1 s late, and live batches wait for
+    /// it, so that it gets half the patience of a quiet publisher.
+    fn silence_max(&self) -> Duration {
+        self.heartbeat / 2
     }
 
     /// Asks for every batch from `from` on, and forgets an answer under way.
@@ -60,11 +67,12 @@ impl Replayer {
         if !again {
             self.backoff = Backoff::default();
         }
+        let (heartbeat, silence_max) = (self.heartbeat, self.silence_max());
         let pause = if again { self.backoff.wait() } else { Duration::ZERO };
         self.state = State::Asking(Box::pin(async move {
             tokio::time::sleep(pause).await;
-            let connecting = zmtp::connect(&endpoint, &Role::Dealer);
-            let connected = tokio::time::timeout(SILENCE_MAX, connecting).await;
+            let connecting = zmtp::connect(&endpoint, &Role::Dealer, heartbeat);
+            let connected = tokio::time::timeout(silence_max, connecting).await;
             let mut connection = connected.unwrap_or(Err(ZmtpError::Silent))?;
             connection.queue(&[b"", &from.to_be_bytes()]);
             Ok(connection)
@@ -78,12 +86,13 @@ impl Replayer {
 
     /// What comes next of the answer. Cancelling it loses nothing.
     pub(super) async fn next(&mut self) -> Answer {
+        let silence_max = self.silence_max();
         loop {
             match &mut self.state {
                 State::Idle => std::future::pending().await,
                 State::Asking(attempt) => match attempt.await {
                     Ok(connection) => {
-                        let until = Instant::now() + SILENCE_MAX;
+                        let until = Instant::now() + silence_max;
                         self.state = State::Answering { connection: Box::new(connection), until };
                     }
                     Err(error) => return self.failed(&error),
@@ -98,7 +107,7 @@ impl Replayer {
                         Ok(frames) => frames,
                         Err(error) => return self.failed(&error),
                     };
-                    *until = Instant::now() + SILENCE_MAX;
+                    *until = Instant::now() + silence_max;
                     match answer(&frames) {
                         Some(Answer::Ended) => {
                             self.state = State::Idle;

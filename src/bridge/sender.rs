@@ -16,6 +16,7 @@ use tracing::{info, warn};
 use super::backoff::Backoff;
 use super::config::Config;
 use super::health::is_loud;
+use super::status::Reporter;
 use crate::pb::kv_indexer_client::KvIndexerClient;
 use crate::pb::{ApplyExternalKvBatchRequest, ExternalKvAction, WorkerCacheSpec};
 
@@ -75,10 +76,11 @@ pub(super) struct Sender {
     worker_address: String,
     cache_spec: Option<WorkerCacheSpec>,
     sent: u64,
+    reporter: Reporter,
 }
 
 impl Sender {
-    pub(super) fn new(config: &Config) -> Result<Self, ServerError> {
+    pub(super) fn new(config: &Config, reporter: Reporter) -> Result<Self, ServerError> {
         if config.server.starts_with("https://") {
             return Err(ServerError::Tls);
         }
@@ -96,6 +98,7 @@ impl Sender {
             worker_address: config.worker_address.clone(),
             cache_spec: config.cache_spec,
             sent: 0,
+            reporter,
         })
     }
 
@@ -112,13 +115,14 @@ impl Sender {
             worker_address: self.worker_address.clone(),
             cache_spec: self.cache_spec,
         };
-        send(self.client.clone(), request)
+        send(self.client.clone(), request, self.reporter.clone())
     }
 }
 
 async fn send(
     mut client: KvIndexerClient<Channel>,
     request: ApplyExternalKvBatchRequest,
+    reporter: Reporter,
 ) -> Result<(), Refused> {
     let mut backoff = Backoff::default();
     let mut failures = 0_u64;
@@ -131,6 +135,7 @@ async fn send(
             return Err(Refused { status, sequence: request.seq });
         }
         failures += 1;
+        reporter.update(|status| status.server_failures = failures);
         if is_loud(failures, 1) {
             let (code, message) = (status.code(), status.message());
             warn!(
@@ -142,6 +147,10 @@ async fn send(
         }
         tokio::time::sleep(backoff.wait()).await;
     }
+    reporter.update(|status| {
+        status.sent_rpcs = request.seq;
+        status.server_failures = 0;
+    });
     if failures > 0 {
         info!(sequence = request.seq, failures, "the server takes batches again");
     }

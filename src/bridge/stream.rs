@@ -74,6 +74,13 @@ impl Stream {
         self.follower.repairing()
     }
 
+    /// Begins with nothing held at any tier: what an earlier bridge reported may long be
+    /// gone from the engine, and nothing but this stream will ever say so.
+    pub fn begin(&mut self, changes: &mut Chunker) {
+        changes.clear(&[Tier::TierHbm, Tier::TierDram, Tier::TierSsd]);
+        self.void = true;
+    }
+
     /// Takes word of a publisher's connection.
     pub fn connected(&mut self) {
         self.health.connected = true;
@@ -234,6 +241,7 @@ impl Stream {
             copies.apply(event, batch.hashes(event), changes);
         }
         health.batches += 1;
+        health.events += batch.events.len() as u64;
         health.payload_bytes += frame.payload.len() as u64;
         health.uncounted_blocks = copies.overflows();
         let uncounted = copies.overflows() > overflows;
@@ -253,11 +261,13 @@ impl Stream {
 
 /// Counts what of a batch was left out, and warns; whether an event was lost.
 fn leave_out(health: &mut Health, sequence: u64, left_out: LeftOut) -> bool {
-    let LeftOut { undecodable, first_error, unknown_tags, unknown_media, unknown_components } = left_out;
+    let LeftOut { undecodable, first_error, unknown_tags, unknown_media, unknown_components, unknown_groups } =
+        left_out;
     health.undecodable_events += undecodable;
     health.unknown_tags += unknown_tags;
     health.unknown_media += unknown_media;
     health.unknown_components += unknown_components;
+    health.unknown_groups += unknown_groups;
     if let Some(error) = first_error {
         let total = health.undecodable_events;
         if is_loud(total, undecodable) {
@@ -268,6 +278,7 @@ fn leave_out(health: &mut Health, sequence: u64, left_out: LeftOut) -> bool {
         (health.unknown_tags, unknown_tags, "skipped an event of an unknown kind"),
         (health.unknown_media, unknown_media, "skipped an event at a medium that is no local tier"),
         (health.unknown_components, unknown_components, "left out a component of an unknown name"),
+        (health.unknown_groups, unknown_groups, "a cache group is of a kind that has no component"),
     ];
     for (total, added, what) in skipped {
         if is_loud(total, added) {

@@ -81,7 +81,9 @@ impl Subscriber {
                     Ok(listener) => {
                         let endpoint = &self.source.endpoint;
                         tracing::info!(endpoint, "waiting for the publisher to connect");
-                        let bound = Bound { listener, joining: None, publisher: None, untold: false };
+                        let heartbeat = self.source.heartbeat;
+                        let bound =
+                            Bound { listener, heartbeat, joining: None, publisher: None, untold: false };
                         self.state = State::Bound(Box::new(bound));
                     }
                     Err(error) => self.failed(&error),
@@ -120,8 +122,8 @@ impl State {
         if source.bind {
             return State::Binding(Box::pin(async move { Listener::bind(&endpoint).await }));
         }
-        let role = role(source);
-        State::Connecting(in_time(async move { zmtp::connect(&endpoint, &role).await }))
+        let (role, heartbeat) = (role(source), source.heartbeat);
+        State::Connecting(in_time(async move { zmtp::connect(&endpoint, &role, heartbeat).await }))
     }
 }
 
@@ -138,6 +140,7 @@ fn in_time(
 /// A bound endpoint and whoever came to it.
 struct Bound {
     listener: Listener,
+    heartbeat: Duration,
     /// One at a time: a crowd of strangers waits in the kernel's queue, each for at most [`OPEN_MAX`].
     joining: Option<Opening<Connection>>,
     publisher: Option<Box<Connection>>,
@@ -151,7 +154,7 @@ impl Bound {
             if std::mem::take(&mut self.untold) {
                 return Signal::Connected;
             }
-            let Bound { listener, joining, publisher, .. } = self;
+            let Bound { listener, joining, publisher, heartbeat, .. } = self;
             tokio::select! {
                 biased;
                 received = receive(publisher) => match received {
@@ -171,7 +174,7 @@ impl Bound {
                     }
                     Err(error) => debug!("no publisher: {error}"),
                 },
-                accepted = listener.accept(), if joining.is_none() => {
+                accepted = listener.accept(*heartbeat), if joining.is_none() => {
                     let role = role.clone();
                     *joining = Some(in_time(async move {
                         match accepted {

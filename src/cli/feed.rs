@@ -65,7 +65,7 @@ pub(super) struct Feed {
 
 impl Feed {
     fn new(config: Config) -> Self {
-        let stream = Stream::new(Rules {
+        let mut stream = Stream::new(Rules {
             worker_id: config.worker_id.clone(),
             topic: config.source.topic.clone(),
             clear_tiers: config.clear_tiers.clone(),
@@ -74,7 +74,9 @@ impl Feed {
             components: config.cache_spec.is_some(),
             rank: config.rank,
         });
-        Feed { config, stream, changes: Chunker::default(), sent: 0 }
+        let mut changes = Chunker::default();
+        stream.begin(&mut changes);
+        Feed { config, stream, changes, sent: 0 }
     }
 
     /// The worker's name.

@@ -43,13 +43,15 @@ use std::pin::Pin;
 use clap::{CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::version;
+
 /// Variable with the server's URL, as the bridge has it.
 const ENDPOINT: &str = "KV_INDEXER_ENDPOINT";
 
 #[derive(Debug, Parser)]
 #[command(
     name = "kv-indexer",
-    version,
+    version = version::LONG,
     about = "Asks an index which worker holds which KV cache block; records, shows and replays event streams.",
     after_help = "Exit codes: 0 done, 1 nothing found or differences, 2 bad arguments or input, 3 no answer, \
                   4 refused."

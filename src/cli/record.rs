@@ -19,6 +19,9 @@ use crate::limits::RECONNECT_BACKOFF;
 /// Longest that connecting and shaking hands may take.
 const OPEN_MAX: Duration = Duration::from_secs(5);
 
+/// Silence after which a publisher is asked whether it is there: the bridge's default.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
 /// How often what was received is brought into the file.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -150,8 +153,8 @@ impl<'a> Opener<'a> {
 
     async fn attempt(&self) -> Result<Connection, ZmtpError> {
         match &self.listener {
-            Some(listener) => Connection::shake_hands(listener.accept().await?, self.role).await,
-            None => zmtp::connect(self.endpoint, self.role).await,
+            Some(listener) => Connection::shake_hands(listener.accept(HEARTBEAT).await?, self.role).await,
+            None => zmtp::connect(self.endpoint, self.role, HEARTBEAT).await,
         }
     }
 

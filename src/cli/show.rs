@@ -72,8 +72,8 @@ impl Show {
         for event in batch.events {
             writeln!(out, "{:>12} {}", "", self.line(&batch, event))?;
         }
-        for what in left_out(&batch) {
-            writeln!(out, "{:>12} skipped: {what}", "")?;
+        for note in notes(&batch) {
+            writeln!(out, "{:>12} {note}", "")?;
         }
         Ok(())
     }
@@ -127,17 +127,18 @@ fn components(mask: u32) -> String {
     if names.is_empty() { String::new() } else { format!(" with {}", names.join(",")) }
 }
 
-/// What of a batch is not among its events.
-fn left_out(batch: &Batch<'_, '_>) -> Vec<String> {
+/// What of a batch its events do not tell.
+fn notes(batch: &Batch<'_, '_>) -> Vec<String> {
     let left = batch.left_out;
     let mut all = Vec::new();
     if let Some(error) = left.first_error {
-        all.push(format!("{} events, the first because {error}", left.undecodable));
+        all.push(format!("{} events skipped, the first because {error}", left.undecodable));
     }
     for (count, what) in [
-        (left.unknown_tags, "events of an unknown kind"),
-        (left.unknown_media, "events at a medium that is no local tier"),
-        (left.unknown_components, "components of an unknown name"),
+        (left.unknown_tags, "events skipped: of an unknown kind"),
+        (left.unknown_media, "events skipped: at a medium that is no local tier"),
+        (left.unknown_components, "components left out: of an unknown name"),
+        (left.unknown_groups, "stores of a cache group that has no component"),
     ] {
         if count > 0 {
             all.push(format!("{count} {what}"));
@@ -167,7 +168,7 @@ fn as_json(entry: &Entry, decoder: &mut Decoder) -> Value {
         Ok(batch) => {
             value["rank"] = batch.rank.into();
             value["events"] = batch.events.iter().map(|event| event_json(&batch, event)).collect();
-            value["skipped"] = left_out(&batch).into();
+            value["notes"] = notes(&batch).into();
         }
         Err(error) => value["error"] = error.to_string().into(),
     }

@@ -40,9 +40,10 @@
 pub mod lookup;
 #[doc(hidden)]
 pub mod naive;
+mod ranking;
 mod rules;
 
-use crate::arena::{BlockId, Entry, PackedHashes, ReadView, SetId, Stretch, WorkerId};
+use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Stretch, WorkerId};
 
 use rules::Candidates;
 
@@ -69,8 +70,9 @@ impl PrefixScratch {
 }
 
 /// Hashes compared before looking for the one that differs: 2 KiB of each side,
-/// so that a run that leaves the request early is not compared to its end.
-const COMPARED_AT_ONCE: usize = 256;
+/// and twice as many each time that all are equal, so that a run that leaves the
+/// request early is not compared to its end.
+const COMPARED_AT_FIRST: usize = 256;
 
 /// Finds how many leading blocks of `hashes` each routable worker can reuse.
 ///
@@ -86,14 +88,13 @@ pub fn prefix(view: &ReadView, hashes: PackedHashes<'_>, scratch: &mut PrefixScr
 }
 
 /// How far a scan has come.
-struct Position<'a> {
+struct Position {
     /// Blocks of the request that have been looked at.
     at: usize,
     /// Tokens of these, counted only while a candidate's rule asks for them.
     tokens: u64,
-    /// Placement set of the last of them, and its entries.
+    /// Placement set of the last of them.
     set: SetId,
-    entries: &'a [Entry],
 }
 
 /// What a walk along a stretch ended with.
@@ -110,8 +111,8 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usi
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut block) = find(view, *first) else { return 1 };
     let set = view.set(block);
-    let mut position = Position { at: 0, tokens: 0, set, entries: view.entries(set) };
-    if !candidates.begin(view, position.entries) {
+    let mut position = Position { at: 0, tokens: 0, set };
+    if !candidates.begin(view, view.entries(set)) {
         return 1;
     }
     loop {
@@ -150,38 +151,36 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usi
 
 /// Compares a stretch with the request from the current position on and walks along what is equal.
 #[inline]
-fn compare<'a>(
-    view: &'a ReadView,
+fn compare(
+    view: &ReadView,
     stretch: Stretch,
     hashes: &[[u8; 8]],
     candidates: &mut Candidates,
-    position: &mut Position<'a>,
+    position: &mut Position,
 ) -> Walk {
     let column = &view.hashes_from(stretch.first)[..stretch.blocks];
     let hashes = &hashes[position.at..position.at + stretch.blocks];
     let mut done = 0;
+    let mut piece = COMPARED_AT_FIRST;
     while done < stretch.blocks {
-        let piece = stretch.blocks.min(done + COMPARED_AT_ONCE) - done;
-        let same = common(&column[done..done + piece], &hashes[done..done + piece]);
+        let end = stretch.blocks.min(done + piece);
+        let same = common(&column[done..end], &hashes[done..end]);
         let first = BlockId(stretch.first.0 + done as u32);
         let walk = walk(view, Stretch { first, blocks: same }, candidates, position);
-        if same < piece || !matches!(walk, Walk::Through) {
+        if done + same < end || !matches!(walk, Walk::Through) {
             return walk;
         }
-        done += piece;
+        piece += end - done;
+        done = end;
     }
     Walk::Through
 }
 
 /// Takes the candidates along a stretch that equals the request, run by run.
 #[inline]
-fn walk<'a>(
-    view: &'a ReadView,
-    stretch: Stretch,
-    candidates: &mut Candidates,
-    position: &mut Position<'a>,
-) -> Walk {
+fn walk(view: &ReadView, stretch: Stretch, candidates: &mut Candidates, position: &mut Position) -> Walk {
     let sets = view.sets_of(stretch);
+    let mut edges = view.edges(stretch);
     let mut place = 0;
     while place < sets.len() {
         let set = sets[place];
@@ -191,31 +190,25 @@ fn walk<'a>(
         if !enter(view, set, candidates, position) {
             return Walk::Settled;
         }
-        let first = BlockId(stretch.first.0 + place as u32);
-        let run = view.same_set(first, sets.len() - place);
+        let end = edges.next().unwrap_or(sets.len());
         if candidates.weigh_tokens() {
-            position.tokens += view.tokens_of(Stretch { first, blocks: run });
+            let first = BlockId(stretch.first.0 + place as u32);
+            position.tokens += view.tokens_of(Stretch { first, blocks: end - place });
         }
-        position.at += run;
-        place += run;
+        position.at += end - place;
+        place = end;
     }
     Walk::Through
 }
 
 /// Enters blocks with this set; says whether anything from here on can change the answer.
 #[inline]
-fn enter<'a>(
-    view: &'a ReadView,
-    set: SetId,
-    candidates: &mut Candidates,
-    position: &mut Position<'a>,
-) -> bool {
+fn enter(view: &ReadView, set: SetId, candidates: &mut Candidates, position: &mut Position) -> bool {
     if set == position.set {
         return true;
     }
     position.set = set;
-    let left = std::mem::replace(&mut position.entries, view.entries(set));
-    candidates.step(view, left, position.entries, position.at, position.tokens)
+    candidates.step(view, view.entries(set), position.at, position.tokens)
 }
 
 fn find(view: &ReadView, hash: [u8; 8]) -> Option<BlockId> {

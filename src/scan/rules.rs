@@ -22,14 +22,10 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use std::cmp::Reverse;
-
 use crate::arena::{CacheSpec, Entry, FleetWord, ReadView, WorkerId};
 
 use super::PrefixMatch;
-
-/// From this many matches in one word on, writing all 64 costs less than finding the bits.
-const MANY_OF_A_WORD: u32 = 16;
+use super::ranking::Ranking;
 
 /// Words that an aligned step can note as bits: 4,096 workers.
 const ALIGNED_WORDS_MAX: usize = 64;
@@ -103,12 +99,20 @@ pub(super) struct Candidates {
     any_failed: bool,
     /// Whether any plain candidate may fail closed.
     watches: bool,
-    /// Whether each word has one entry in the set at hand, and nothing else matters; see `align`.
-    aligned: bool,
+    /// One for each of `words`, or none; see `align`.
+    aligned: Vec<Aligned>,
     /// Number of words with anybody whose answer is open.
     open: usize,
-    /// In the order in which prefixes ended, later workers first: `rank` turns it round.
-    matches: Vec<PrefixMatch>,
+    ranking: Ranking,
+}
+
+/// A word of candidates that all grow by one entry of the set at hand.
+#[derive(Debug, Clone, Copy)]
+struct Aligned {
+    /// Stands for the word's `growing` while it is aligned.
+    growing: u64,
+    /// The entry by which they grow.
+    entry: Entry,
 }
 
 /// The set bits of a word from the highest down.
@@ -126,18 +130,18 @@ fn worker(word: usize, bit: u32) -> WorkerId {
 
 impl Candidates {
     pub(super) fn matches(&self) -> &[PrefixMatch] {
-        &self.matches
+        self.ranking.matches()
     }
 
     pub(super) fn clear(&mut self) {
         self.words.clear();
         self.boundaries.clear();
-        self.matches.clear();
+        self.aligned.clear();
+        self.ranking.clear(0);
         self.needs_components = false;
         self.needs_tokens = false;
         self.any_failed = false;
         self.watches = false;
-        self.aligned = false;
         self.open = 0;
     }
 
@@ -169,24 +173,28 @@ impl Candidates {
             self.boundaries.resize(self.words.len() * 64, Boundary::default());
         }
         self.open = self.words.len();
+        let candidates = |word: &Word| word.growing.count_ones() as usize;
+        self.ranking.clear(self.words.iter().map(candidates).sum());
         self.align(entries);
         self.open > 0
     }
 
-    /// Goes over from blocks with the set `left` to blocks with the set `entered`.
+    /// Goes over to blocks with the set `entered`.
     ///
-    /// They meet at position `at`, with `tokens` before it. Says whether anything
+    /// It begins at position `at`, with `tokens` before it. Says whether anything
     /// from there on can still change the answer.
-    pub(super) fn step(
-        &mut self,
-        view: &ReadView,
-        left: &[Entry],
-        entered: &[Entry],
-        at: usize,
-        tokens: u64,
-    ) -> bool {
-        if self.aligned && self.step_aligned(left, entered, at) {
+    #[inline]
+    pub(super) fn step(&mut self, view: &ReadView, entered: &[Entry], at: usize, tokens: u64) -> bool {
+        if !self.aligned.is_empty() && self.step_aligned(entered, at) {
             return self.open > 0;
+        }
+        self.step_words(view, entered, at, tokens)
+    }
+
+    /// The step between any two sets.
+    fn step_words(&mut self, view: &ReadView, entered: &[Entry], at: usize, tokens: u64) -> bool {
+        for (word, aligned) in self.words.iter_mut().zip(self.aligned.drain(..)) {
+            word.growing = aligned.growing;
         }
         let mut rest = entered;
         for place in (0..self.words.len()).rev() {
@@ -210,30 +218,36 @@ impl Candidates {
     /// exactly if its worker's bit does. Which word changes cannot be foreseen, so
     /// words are weighed without a branch and only those that change are visited.
     #[inline]
-    fn step_aligned(&mut self, left: &[Entry], entered: &[Entry], at: usize) -> bool {
-        if left.len() != entered.len() {
+    fn step_aligned(&mut self, entered: &[Entry], at: usize) -> bool {
+        if self.aligned.len() != entered.len() {
             return false;
         }
         let mut alike = true;
         let mut changed = 0;
-        for (place, ((word, left), entered)) in self.words.iter().zip(left).zip(entered).enumerate() {
-            alike &= left.same_place(*entered);
-            changed |= u64::from(word.growing & !entered.bits != 0) << place;
+        for (place, (aligned, entered)) in self.aligned.iter().zip(entered).enumerate() {
+            alike &= aligned.entry.same_place(*entered);
+            changed |= u64::from(aligned.growing & !entered.bits != 0) << place;
         }
         if !alike {
             return false;
         }
         for place in bits_down(changed) {
             let place = place as usize;
-            let ended = self.words[place].growing & !entered[place].bits;
-            self.words[place].growing ^= ended;
-            self.open -= usize::from(self.words[place].growing == 0);
-            self.emit(place, ended, ended, at);
+            let aligned = &mut self.aligned[place];
+            let ended = aligned.growing & !entered[place].bits;
+            aligned.growing ^= ended;
+            self.open -= usize::from(aligned.growing == 0);
+            let lowest = worker(aligned.entry.word(), 0);
+            if ended.is_power_of_two() {
+                self.ranking.add(WorkerId(lowest.0 + ended.trailing_zeros()), at as u32);
+            } else {
+                self.ranking.add_word(lowest, ended, at as u32);
+            }
         }
         true
     }
 
-    /// Lets go of words without candidates and notes whether `entries` stand one to each word.
+    /// Lets go of words without candidates and aligns the others if `entries` stand one to each.
     ///
     /// Only where nothing but the length of prefixes is asked for: components and
     /// workers that may fail closed need the whole step.
@@ -244,7 +258,10 @@ impl Candidates {
         self.words.retain(|word| word.growing != 0);
         let own = |(entry, word): (&Entry, &Word)| entry.word() == word.number;
         let one_each = entries.len() == self.words.len() && entries.len() <= ALIGNED_WORDS_MAX;
-        self.aligned = one_each && entries.iter().zip(&self.words).all(own);
+        if one_each && entries.iter().zip(&self.words).all(own) {
+            let align = |(word, entry): (&Word, &Entry)| Aligned { growing: word.growing, entry: *entry };
+            self.aligned.extend(self.words.iter().zip(entries).map(align));
+        }
     }
 
     /// The step for one word.
@@ -286,6 +303,12 @@ impl Candidates {
 
     /// Ends the request at position `at`, with `tokens` before it.
     pub(super) fn end(&mut self, view: &ReadView, at: usize, tokens: u64) {
+        if !self.aligned.is_empty() {
+            for aligned in self.aligned.iter().rev() {
+                self.ranking.add_word(worker(aligned.entry.word(), 0), aligned.growing, at as u32);
+            }
+            return;
+        }
         for place in (0..self.words.len()).rev() {
             let word = self.words[place];
             let mut whole = word.growing;
@@ -314,53 +337,36 @@ impl Candidates {
         good
     }
 
-    /// Writes the matches of workers whose prefix ends before position `at`: those of
-    /// `whole` have all of it, the others what their last good boundary leaves them.
-    #[inline]
+    /// Ranks workers whose prefix ends before position `at`: those of `whole` have all
+    /// of it, the others what their last good boundary leaves them.
     fn emit(&mut self, place: usize, workers: u64, whole: u64, at: usize) {
         let number = self.words[place].number;
-        if workers == whole && workers.is_power_of_two() {
-            let found = PrefixMatch { worker: worker(number, workers.trailing_zeros()), blocks: at as u32 };
-            self.matches.push(found);
-            return;
-        }
-        if workers == whole && workers.count_ones() >= MANY_OF_A_WORD {
-            // Without a branch per worker: write all 64 and keep those that count.
-            let mut kept = self.matches.len();
-            self.matches.resize(kept + 64, PrefixMatch { worker: worker(number, 0), blocks: at as u32 });
-            for bit in (0..64).rev() {
-                self.matches[kept].worker = worker(number, bit);
-                kept += (workers >> bit & 1) as usize;
-            }
-            self.matches.truncate(kept);
+        if workers == whole {
+            self.ranking.add_word(worker(number, 0), workers, at as u32);
             return;
         }
         for bit in bits_down(workers) {
             let ends_here = whole >> bit & 1 == 1;
             let blocks = if ends_here { at as u32 } else { self.boundaries[place * 64 + bit as usize].best };
             if blocks > 0 {
-                self.matches.push(PrefixMatch { worker: worker(number, bit), blocks });
+                self.ranking.add(worker(number, bit), blocks);
             }
         }
     }
 
     /// Leaves out who failed closed and puts the longest prefixes first.
     ///
-    /// Prefixes were noted as they ended, so the order is there already, turned
-    /// round, unless boundaries lie before the end of a prefix.
+    /// They stand so already unless boundaries lie before the end of a prefix.
     pub(super) fn rank(&mut self) {
         if self.any_failed {
             let words = &self.words;
-            let failed = |worker: WorkerId| {
+            self.ranking.leave_out(|worker| {
                 let word = words.binary_search_by_key(&(worker.index() / 64), |word| word.number);
                 word.is_ok_and(|place| words[place].failed >> (worker.0 % 64) & 1 == 1)
-            };
-            self.matches.retain(|found| !failed(found.worker));
+            });
         }
-        self.matches.reverse();
-        let rank = |found: &PrefixMatch| (Reverse(found.blocks), found.worker);
-        if self.needs_components && !self.matches.is_sorted_by_key(rank) {
-            self.matches.sort_unstable_by_key(rank);
+        if self.needs_components {
+            self.ranking.sort();
         }
     }
 }

@@ -31,15 +31,14 @@ use std::time::Duration;
 use http::{HeaderMap, Request, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep_until};
-use tonic::Status;
 use tonic::body::Body;
-use tonic::codegen::{BoxFuture, Service};
+use tonic::codegen::BoxFuture;
+use tonic::{Code, Status};
+
+use super::observe::{Method, Recorder, Running};
 
 /// Most permits there can be.
 pub(super) const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
-
-/// Route of the only call that is ever refused for lateness or load.
-const PREFIX_ROUTE: &str = "/kv_indexer.v1.KVIndexer/MatchExternalKvPrefix";
 
 /// Hands out permits to scan, and counts what became of prefix queries.
 #[derive(Debug)]
@@ -125,6 +124,16 @@ impl Admission {
         count(&self.scans);
     }
 
+    /// How many permits there are.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// How many permits are out.
+    pub fn running(&self) -> usize {
+        self.limit - self.permits.available_permits()
+    }
+
     /// Scans started so far.
     pub fn scans(&self) -> u64 {
         self.scans.load(Ordering::Relaxed)
@@ -199,37 +208,40 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
 pub(super) struct Arrivals<S> {
     inner: S,
     admission: Arc<Admission>,
+    recorder: Arc<Recorder>,
 }
 
 impl<S> Arrivals<S> {
-    pub(super) fn new(inner: S, admission: Arc<Admission>) -> Self {
-        Arrivals { inner, admission }
+    pub(super) fn new(inner: S, admission: Arc<Admission>, recorder: Arc<Recorder>) -> Self {
+        Arrivals { inner, admission, recorder }
     }
 }
 
 impl<S, B> hyper::service::Service<Request<B>> for Arrivals<S>
 where
-    S: Service<
+    S: hyper::service::Service<
             Request<B>,
             Response = Response<Body>,
             Error = Infallible,
             Future = BoxFuture<Response<Body>, Infallible>,
-        > + Clone,
+        >,
 {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Timed;
 
     fn call(&self, mut request: Request<B>) -> Timed {
-        let deadline = match request.uri().path() {
-            PREFIX_ROUTE => Deadline::new(Instant::now(), request.headers()),
+        let method = Method::of(request.uri().path());
+        // The only call that is ever refused for lateness or load.
+        let deadline = match method {
+            Method::MatchPrefix => Deadline::new(Instant::now(), request.headers()),
             _ => Deadline(None),
         };
+        let running = Running::begin(Arc::clone(&self.recorder), method);
         request.extensions_mut().insert(deadline);
-        // tonic's generated services are always ready; cloning one counts a reference.
-        let call = self.inner.clone().call(request);
+        let call = self.inner.call(request);
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
-        Timed { call, deadline, alarm, admission: Arc::clone(&self.admission) }
+        Timed { call, deadline, alarm, admission: Arc::clone(&self.admission), running }
     }
 }
 
@@ -240,6 +252,12 @@ pub(super) struct Timed {
     /// Wakes the call at its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
     admission: Arc<Admission>,
+    running: Running,
+}
+
+/// The status of an answer whose head is all there is, or `Ok`.
+fn code(response: &Response<Body>) -> Code {
+    response.headers().get("grpc-status").map_or(Code::Ok, |status| Code::from_bytes(status.as_bytes()))
 }
 
 impl Future for Timed {
@@ -248,14 +266,16 @@ impl Future for Timed {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         // The clock comes first, so that what is late is not even decoded.
         if !self.deadline.has_passed() {
-            if let Poll::Ready(response) = self.call.as_mut().poll(context) {
-                return Poll::Ready(response);
+            if let Poll::Ready(Ok(response)) = self.call.as_mut().poll(context) {
+                self.running.answered(code(&response));
+                return Poll::Ready(Ok(response));
             }
             match self.alarm.as_mut().map(|alarm| alarm.as_mut().poll(context)) {
                 Some(Poll::Ready(())) => {}
                 Some(Poll::Pending) | None => return Poll::Pending,
             }
         }
+        self.running.answered(Code::DeadlineExceeded);
         Poll::Ready(Ok(Status::from(self.admission.refuse_late()).into_http()))
     }
 }
@@ -320,7 +340,8 @@ mod tests {
             Ok(Response::new(Body::empty()))
         });
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
-        let timed = Timed { call, deadline, alarm, admission: Arc::clone(&admission) };
+        let running = Running::begin(Arc::new(Recorder::new()), Method::MatchPrefix);
+        let timed = Timed { call, deadline, alarm, admission: Arc::clone(&admission), running };
         let Ok(response) = timed.await;
         (response, admission.late())
     }

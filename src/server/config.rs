@@ -3,8 +3,9 @@
 use std::net::SocketAddr;
 
 use super::admission::PERMITS_MAX;
+use crate::http;
 use crate::limits::PREFIX_QUERIES_IN_FLIGHT_DEFAULT;
-use crate::settings::{LOG_FILTER, Setting, SettingError, Settings};
+use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
 
 const LISTEN_ADDR: Setting = Setting {
     name: "KV_INDEXER_LISTEN_ADDR",
@@ -20,8 +21,16 @@ const PREFIX_QUERY_MAX_INFLIGHT: Setting = Setting {
     help: "Prefix queries that may run at once; above it a query is refused, never queued.",
 };
 
+const HTTP_ADDR: Setting = Setting {
+    name: "KV_INDEXER_HTTP_ADDR",
+    value: "ADDR|off",
+    default: Some("[::1]:9464"),
+    help: "IP address and port of the status page, the probes /healthz and /readyz, /metrics and /debug/state; \
+           off for none.",
+};
+
 /// All settings of the server's binary.
-pub const SETTINGS: &[Setting] = &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, LOG_FILTER];
+pub const SETTINGS: &[Setting] = &[LISTEN_ADDR, PREFIX_QUERY_MAX_INFLIGHT, HTTP_ADDR, LOG_FORMAT, LOG_FILTER];
 
 /// How a server runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +39,8 @@ pub struct Config {
     pub listen_addr: SocketAddr,
     /// Prefix queries that may run at once, at least 1.
     pub prefix_queries_in_flight_max: usize,
+    /// Where the binary serves HTTP, if it does; see [`Server::with_http`](super::Server::with_http).
+    pub http_addr: Option<SocketAddr>,
 }
 
 impl Config {
@@ -45,6 +56,7 @@ impl Config {
             prefix_queries_in_flight_max: settings.parse(&PREFIX_QUERY_MAX_INFLIGHT, &count, |text| {
                 text.parse().ok().filter(|count| (1..=PERMITS_MAX).contains(count))
             })?,
+            http_addr: http::address(settings, &HTTP_ADDR)?,
         })
     }
 }
@@ -54,6 +66,7 @@ impl Default for Config {
         Config {
             listen_addr: SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 50051),
             prefix_queries_in_flight_max: PREFIX_QUERIES_IN_FLIGHT_DEFAULT,
+            http_addr: Some(SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 9464)),
         }
     }
 }
@@ -73,9 +86,16 @@ mod tests {
 
     #[test]
     fn values_are_taken() {
-        let config =
-            read(&[("KV_INDEXER_LISTEN_ADDR", "0.0.0.0:9"), ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "1")]);
-        let expected = Config { listen_addr: ([0, 0, 0, 0], 9).into(), prefix_queries_in_flight_max: 1 };
+        let config = read(&[
+            ("KV_INDEXER_LISTEN_ADDR", "0.0.0.0:9"),
+            ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "1"),
+            ("KV_INDEXER_HTTP_ADDR", "off"),
+        ]);
+        let expected = Config {
+            listen_addr: ([0, 0, 0, 0], 9).into(),
+            prefix_queries_in_flight_max: 1,
+            http_addr: None,
+        };
         assert_eq!(config, Ok(expected));
     }
 
@@ -90,6 +110,7 @@ mod tests {
                 "KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT",
                 &["0", "-1", "many", "1.5", " 32", "18446744073709551615", "99999999999999999999"],
             ),
+            ("KV_INDEXER_HTTP_ADDR", &["9464", "localhost:9464", "none", "OFF"]),
         ] {
             for value in values {
                 let error = read(&[(name, value)]).unwrap_err();

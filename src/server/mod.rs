@@ -7,13 +7,18 @@
 //! but for two things: it ends any call at its `grpc-timeout` and so would shed
 //! applies, and it leaves connections running when a drain takes too long.
 //!
-//! Code map: `wire` reads and writes messages, `admission` refuses prefix
-//! queries that are late or too many, `service` has the calls, `status` maps
-//! errors, `maintenance` cleans up. The server must not know how placements are kept or matched.
+//! Code map: `routes` finds a call's service, `wire` reads and writes messages,
+//! `admission` refuses prefix queries that are late or too many, `service` has the
+//! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection` are for probes and tools,
+//! `maintenance` cleans up. The server must not know how placements are kept or matched.
 
 mod admission;
 mod config;
+mod health;
 mod maintenance;
+mod observe;
+mod reflection;
+mod routes;
 mod service;
 mod status;
 mod wire;
@@ -30,6 +35,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
@@ -41,9 +47,12 @@ pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use maintenance::Maintenance;
+use observe::{Observer, Recorder};
+use routes::{Other, Routes};
 use service::Indexer;
 
 use crate::arena::Index;
+use crate::http::Port;
 use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
 
 /// What a peer may send on one stream before we answer with more window: a whole
@@ -72,6 +81,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub struct Server {
     index: Arc<Index>,
     admission: Arc<Admission>,
+    http: Option<TcpListener>,
 }
 
 /// Serves `index` on `listener` until `shutdown`, then drains.
@@ -92,7 +102,14 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission }
+        Server { index, admission, http: None }
+    }
+
+    /// The same with its HTTP port on `listener`: probes, `/metrics` and a page.
+    #[must_use]
+    pub fn with_http(mut self, listener: TcpListener) -> Self {
+        self.http = Some(listener);
+        self
     }
 
     /// Permits and counts of this server.
@@ -103,7 +120,8 @@ impl Server {
     /// Serves on `listener` until `shutdown`, then drains.
     ///
     /// Draining, no connection and no stream is accepted any more, and running
-    /// calls have ten seconds to finish before their connections are cut.
+    /// calls have ten seconds to finish before their connections are cut. Probes
+    /// are told `NOT_SERVING`.
     ///
     /// # Errors
     /// No thread can be started, or the listener has no local address. A server that
@@ -111,22 +129,39 @@ impl Server {
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
         tracing::info!(address = %listener.local_addr()?, "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
-        let calls = KVIndexerServer::new(Indexer::new(self.index, Arc::clone(&self.admission)))
-            .max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let service = Arrivals::new(calls, self.admission);
+        let recorder = Arc::new(Recorder::new());
+        let (admission, index) = (self.admission, self.index);
+        let observer =
+            Arc::new(Observer::new(Arc::clone(&index), Arc::clone(&recorder), Arc::clone(&admission)));
+        let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
+        let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder));
+        let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
+        let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
+        let service = Arrivals::new(Routes::new(calls, others), admission, Arc::clone(&recorder));
         let drain = watch::Sender::new(());
         let mut connections = JoinSet::new();
         accept(&listener, &mut connections, shutdown, |stream| {
-            connection(stream, service.clone(), drain.subscribe())
+            let (open, serving) =
+                (recorder.connected(), connection(stream, service.clone(), drain.subscribe()));
+            async move {
+                serving.await;
+                drop(open);
+            }
         })
         .await;
         drop(listener);
+        observer.draining();
+        health.draining().await;
         drain.send_replace(());
         tracing::info!(connections = connections.len(), "draining");
         let drained = async { while connections.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN_MAX, drained).await.is_err() {
             tracing::warn!(connections = connections.len(), "calls did not finish in time: cut");
             connections.shutdown().await;
+        }
+        if let Some(pages) = pages {
+            pages.close().await;
         }
         Ok(())
     }
@@ -161,7 +196,7 @@ async fn accept<F: Future<Output = ()> + Send + 'static>(
 /// Serves one connection until its peer leaves, or the drain and its last call end.
 async fn connection(
     stream: TcpStream,
-    service: Arrivals<KVIndexerServer<Indexer>>,
+    service: Arrivals<Routes<KVIndexerServer<Indexer>, Incoming>>,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.

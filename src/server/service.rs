@@ -7,13 +7,15 @@
 
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Instant;
 
 use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Deadline, Refusal};
+use super::observe::{Recorder, ScanTimes};
 use super::status::Interrupted;
 use super::wire::{self, Answer, ApplyRequest, HitCountsRequest, MatchRequest, PrefixRequest};
-use crate::arena::{Index, PackedHashes};
+use crate::arena::{BatchError, Index, PackedHashes};
 use crate::scan::{self, PrefixScratch, lookup};
 
 /// Most hashes that a prefix query scans on the thread that received it.
@@ -40,11 +42,12 @@ thread_local! {
 pub(super) struct Indexer {
     index: Arc<Index>,
     admission: Arc<Admission>,
+    recorder: Arc<Recorder>,
 }
 
 impl Indexer {
-    pub(super) fn new(index: Arc<Index>, admission: Arc<Admission>) -> Self {
-        Indexer { index, admission }
+    pub(super) fn new(index: Arc<Index>, admission: Arc<Admission>, recorder: Arc<Recorder>) -> Self {
+        Indexer { index, admission, recorder }
     }
 }
 
@@ -53,8 +56,16 @@ impl super::KVIndexer for Indexer {
     async fn apply(&self, request: Request<ApplyRequest>) -> Result<Response<Answer>, Status> {
         let request = request.into_inner();
         let index = Arc::clone(&self.index);
-        let inline = request.hashes() <= LOOKUP_INLINE_HASHES_MAX;
-        run(inline, move || index.apply(&request.batch(&request.actions()))).await??;
+        let recorder = Arc::clone(&self.recorder);
+        let hashes = request.hashes();
+        run(hashes <= LOOKUP_INLINE_HASHES_MAX, move || {
+            let actions = request.actions();
+            let batch = request.batch(&actions);
+            index.apply(&batch)?;
+            recorder.applied(batch.worker_id, batch.seq, hashes);
+            Ok::<(), BatchError>(())
+        })
+        .await??;
         Ok(Response::new(wire::applied()))
     }
 
@@ -85,9 +96,10 @@ impl super::KVIndexer for Indexer {
         tokio::task::yield_now().await;
         let index = Arc::clone(&self.index);
         let admission = Arc::clone(&self.admission);
+        let recorder = Arc::clone(&self.recorder);
         let inline = request.hashes().len() <= SCAN_INLINE_HASHES_MAX;
         let answer = run(inline, move || {
-            let answer = prefix(&index, &admission, request.hashes(), deadline);
+            let answer = prefix(&index, &admission, &recorder, request.hashes(), deadline);
             drop(permit);
             answer
         });
@@ -111,18 +123,24 @@ impl super::KVIndexer for Indexer {
 fn prefix(
     index: &Index,
     admission: &Admission,
+    recorder: &Recorder,
     hashes: PackedHashes<'_>,
     deadline: Deadline,
 ) -> Result<Answer, Refusal> {
     SCRATCH.with_borrow_mut(|scratch| {
+        let began = Instant::now();
         let scanned = {
             let view = index.read();
+            let locked = Instant::now();
             (!deadline.has_passed()).then(|| {
                 admission.scanning();
-                (scan::prefix(&view, hashes, scratch), view.labels())
+                (scan::prefix(&view, hashes, scratch), view.labels(), locked)
             })
         };
-        let (blocks_read, labels) = scanned.ok_or_else(|| admission.refuse_late())?;
+        let (blocks_read, labels, locked) = scanned.ok_or_else(|| admission.refuse_late())?;
+        let times = ScanTimes { began, locked, ended: Instant::now() };
+        let best = scratch.matches().first().map_or(0, |found| found.blocks);
+        recorder.scanned(hashes.len(), best, blocks_read, times);
         Ok(wire::prefix_matches(scratch.matches(), blocks_read, &labels))
     })
 }

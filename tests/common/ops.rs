@@ -8,7 +8,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, PackedHashes, Tier, Tuning};
+use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, Keys, PackedHashes, Tier, Tuning};
 
 /// What hashes the blocks of a chain have.
 #[derive(Debug, Clone, Copy)]
@@ -513,8 +513,8 @@ pub(crate) fn tuning() -> impl Strategy<Value = Tuning> {
     let tiny = Tuning { chunk_slots: 1, segment_bits: 0, ..usual };
     let small = Tuning { chunk_slots: 7, segment_bits: 1, ..usual };
     let scattered = Tuning { scattered: true, ..usual };
-    let colliding = Tuning { colliding: true, ..usual };
-    let all = Tuning { chunk_slots: 64, segment_bits: 0, scattered: true, colliding: true };
+    let colliding = Tuning { keys: Keys::Colliding, ..usual };
+    let all = Tuning { chunk_slots: 64, segment_bits: 0, scattered: true, keys: Keys::Colliding };
     // Chunks of the usual kind, but so short that checking all slots after each step is cheap.
     let short = Tuning { chunk_slots: 512, ..usual };
     prop_oneof![

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use sgl_kv_indexer::pb::{ApplyExternalKvBatchRequest, ApplyExternalKvBatchResponse};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tonic::body::Body;
 use tonic::server::{Grpc, NamedService, UnaryService};
@@ -24,6 +24,7 @@ pub struct Recorder {
     applies: mpsc::UnboundedReceiver<(ApplyExternalKvBatchRequest, Code)>,
     stop: oneshot::Sender<()>,
     serving: JoinHandle<()>,
+    answers: watch::Sender<bool>,
 }
 
 impl Recorder {
@@ -42,7 +43,9 @@ impl Recorder {
         };
         let (applied, applies) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel::<()>();
-        let service = Service { answers: Arc::new(Mutex::new(answers.iter().copied().collect())), applied };
+        let (may_answer, answering) = watch::channel(true);
+        let service =
+            Service { answers: Arc::new(Mutex::new(answers.iter().copied().collect())), applied, answering };
         let serving = tokio::spawn(async move {
             let stopped = async move {
                 let _ = stopped.await;
@@ -50,7 +53,7 @@ impl Recorder {
             let server = Server::builder().add_service(service);
             server.serve_with_incoming_shutdown(TcpIncoming::from(listener), stopped).await.expect("served");
         });
-        Recorder { address, applies, stop, serving }
+        Recorder { address, applies, stop, serving, answers: may_answer }
     }
 
     /// The bridge's setting for it.
@@ -61,6 +64,11 @@ impl Recorder {
     /// The next apply and what it was answered.
     pub async fn next(&mut self) -> (ApplyExternalKvBatchRequest, Code) {
         self.applies.recv().await.expect("serving")
+    }
+
+    /// Records applies and leaves them without an answer, until told otherwise.
+    pub fn hold(&self, held: bool) {
+        self.answers.send_replace(!held);
     }
 
     /// Stops; returns the address for the next one.
@@ -81,6 +89,7 @@ pub fn free_address() -> SocketAddr {
 struct Service {
     answers: Arc<Mutex<VecDeque<Code>>>,
     applied: mpsc::UnboundedSender<(ApplyExternalKvBatchRequest, Code)>,
+    answering: watch::Receiver<bool>,
 }
 
 impl NamedService for Service {
@@ -114,7 +123,10 @@ impl UnaryService<ApplyExternalKvBatchRequest> for Apply {
     fn call(&mut self, request: Request<ApplyExternalKvBatchRequest>) -> Self::Future {
         let code = self.0.answers.lock().expect("answers").pop_front().unwrap_or(Code::Ok);
         let _ = self.0.applied.send((request.into_inner(), code));
+        let mut answering = self.0.answering.clone();
         Box::pin(async move {
+            // Its end, a server that stops, lets everybody go.
+            let _ = answering.wait_for(|answering| *answering).await;
             if code == Code::Ok {
                 Ok(Response::new(ApplyExternalKvBatchResponse {}))
             } else {

@@ -6,7 +6,7 @@
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use sgl_kv_indexer::arena::Tier;
+use sgl_kv_indexer::arena::{Keys, Tier};
 
 use crate::histories::{cases, check};
 use crate::ops::{
@@ -58,7 +58,7 @@ fn history() -> impl Strategy<Value = (World, Vec<Step>)> {
         .prop_map(|(operation, prompts)| Step { operation, prompts });
     (world(SIZES.workers), vec(step, 1..30)).prop_map(|(mut world, steps)| {
         // Thousands of blocks that all collide take minutes.
-        world.tuning.colliding = false;
+        world.tuning.keys = Keys::Random;
         world.tuning.chunk_slots = world.tuning.chunk_slots.max(CHUNK_SLOTS_MIN);
         (world, steps)
     })

@@ -7,8 +7,9 @@
 //! is dropped and its owner opens the next.
 //!
 //! A peer that vanished without a word is noticed: one that speaks ZMTP 3.1 is
-//! sent a PING after [`IDLE`] of silence and has [`ANSWER`] to say anything; below
-//! that, and for any peer on TCP, the kernel probes the connection as often.
+//! sent a PING after a heartbeat's time of silence and has as long to say anything;
+//! below that, and for any peer on TCP, the kernel probes the connection as often, but
+//! counts in whole seconds.
 //!
 //! Memory: at most twice [`wire::MESSAGE_BYTES_MAX`], as a buffer that grew may have
 //! room for as much again, and [`OUT_BYTES_MAX`] of answers.
@@ -26,12 +27,6 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::Instant;
 
 use self::wire::{Command, Item, Reader, WireError};
-
-/// Silence after which a peer is asked whether it is there.
-pub const IDLE: Duration = Duration::from_secs(10);
-
-/// How long it has to answer.
-pub const ANSWER: Duration = Duration::from_secs(10);
 
 /// Most bytes of answers to a peer that does not read them.
 pub const OUT_BYTES_MAX: usize = 64 * 1024;
@@ -111,27 +106,40 @@ impl Role {
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
+/// Probes of the kernel's that a silent peer may leave unanswered.
+const PROBES: u32 = 4;
+
 /// A socket whose peer has not been greeted yet.
-pub struct Pending(Box<dyn Duplex>);
+pub struct Pending {
+    socket: Box<dyn Duplex>,
+    heartbeat: Duration,
+}
 
 impl Pending {
-    fn tcp(socket: TcpStream) -> io::Result<Self> {
-        let probes = TcpKeepalive::new().with_time(IDLE).with_interval(ANSWER / 4).with_retries(4);
+    fn tcp(socket: TcpStream, heartbeat: Duration) -> io::Result<Self> {
+        let second = Duration::from_secs(1);
+        let (idle, between) = (heartbeat.max(second), (heartbeat / PROBES).max(second));
+        let probes = TcpKeepalive::new().with_time(idle).with_interval(between).with_retries(PROBES);
         SockRef::from(&socket).set_tcp_keepalive(&probes)?;
         socket.set_nodelay(true)?;
-        Ok(Pending(Box::new(socket)))
+        Ok(Pending { socket: Box::new(socket), heartbeat })
+    }
+
+    fn unix(socket: UnixStream, heartbeat: Duration) -> Self {
+        Pending { socket: Box::new(socket), heartbeat }
     }
 }
 
-/// Connects to an endpoint, without a time limit of its own, and shakes hands.
+/// Connects to an endpoint, without a time limit of its own, and shakes hands. A peer
+/// that is silent for `heartbeat` is asked whether it is there.
 ///
 /// # Errors
 /// Nobody answers there, or no fitting ZeroMQ socket does.
-pub async fn connect(endpoint: &str, role: &Role) -> Result<Connection, ZmtpError> {
+pub async fn connect(endpoint: &str, role: &Role, heartbeat: Duration) -> Result<Connection, ZmtpError> {
     let pending = if let Some(address) = endpoint.strip_prefix("tcp://") {
-        Pending::tcp(TcpStream::connect(address).await?)?
+        Pending::tcp(TcpStream::connect(address).await?, heartbeat)?
     } else if let Some(path) = endpoint.strip_prefix("ipc://") {
-        Pending(Box::new(UnixStream::connect(path).await?))
+        Pending::unix(UnixStream::connect(path).await?, heartbeat)
     } else {
         return Err(ZmtpError::Endpoint);
     };
@@ -167,14 +175,14 @@ impl Listener {
         Ok(Listener::Unix(UnixListener::bind(path)?))
     }
 
-    /// The next peer that connects. Cancelling it loses nobody.
+    /// The next peer that connects, with the heartbeat that it will have. Cancelling it loses nobody.
     ///
     /// # Errors
     /// The system cannot accept now.
-    pub async fn accept(&self) -> Result<Pending, ZmtpError> {
+    pub async fn accept(&self, heartbeat: Duration) -> Result<Pending, ZmtpError> {
         match self {
-            Listener::Tcp(listener) => Ok(Pending::tcp(listener.accept().await?.0)?),
-            Listener::Unix(listener) => Ok(Pending(Box::new(listener.accept().await?.0))),
+            Listener::Tcp(listener) => Ok(Pending::tcp(listener.accept().await?.0, heartbeat)?),
+            Listener::Unix(listener) => Ok(Pending::unix(listener.accept().await?.0, heartbeat)),
         }
     }
 }
@@ -187,6 +195,7 @@ pub struct Connection {
     out: BytesMut,
     /// Whether the peer knows PING.
     heartbeats: bool,
+    heartbeat: Duration,
     /// When the silence has lasted too long to do nothing.
     deadline: Instant,
     asked: bool,
@@ -198,14 +207,15 @@ impl Connection {
     /// # Errors
     /// The peer is no ZeroMQ socket that fits `role`.
     pub async fn shake_hands(pending: Pending, role: &Role) -> Result<Self, ZmtpError> {
-        let (read, write) = tokio::io::split(pending.0);
+        let (read, write) = tokio::io::split(pending.socket);
         let mut connection = Connection {
             read,
             write,
             reader: Reader::default(),
             out: BytesMut::new(),
             heartbeats: false,
-            deadline: Instant::now() + IDLE,
+            heartbeat: pending.heartbeat,
+            deadline: Instant::now() + pending.heartbeat,
             asked: false,
         };
         wire::write_greeting(&mut connection.out);
@@ -289,7 +299,7 @@ impl Connection {
                     return Err(ZmtpError::Silent);
                 }
                 self.asked = true;
-                self.deadline = Instant::now() + ANSWER;
+                self.deadline = Instant::now() + self.heartbeat;
                 wire::write_ping(&mut self.out);
             }
         }
@@ -304,6 +314,6 @@ impl Connection {
 
     fn heard(&mut self) {
         self.asked = false;
-        self.deadline = Instant::now() + IDLE;
+        self.deadline = Instant::now() + self.heartbeat;
     }
 }

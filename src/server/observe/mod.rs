@@ -1,0 +1,73 @@
+//! What the server shows of itself: metrics, state, probes, a page.
+//!
+//! [`Recorder`] is what calls write to, a few atomic additions each.
+//! [`Observer`] reads it, the index and the workers' reports, and makes the pages
+//! of the HTTP port. The index is looked at in short steps, and no more than once
+//! in a while however many ask: see `snapshot`.
+
+mod fleet;
+mod metrics;
+mod record;
+mod snapshot;
+mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use crate::arena::Index;
+use crate::http::{Page, Pages, STATUS_PAGE};
+use crate::server::admission::Admission;
+
+pub(in crate::server) use record::{Method, Recorder, Running, ScanTimes};
+use snapshot::Snapshots;
+
+/// Everything that is shown.
+#[derive(Debug)]
+pub(in crate::server) struct Observer {
+    recorder: Arc<Recorder>,
+    admission: Arc<Admission>,
+    snapshots: Snapshots,
+    started: SystemTime,
+    /// Whether calls are served. Carries no data but itself, so `Relaxed` is enough.
+    ready: AtomicBool,
+}
+
+impl Observer {
+    pub(in crate::server) fn new(
+        index: Arc<Index>,
+        recorder: Arc<Recorder>,
+        admission: Arc<Admission>,
+    ) -> Self {
+        let snapshots = Snapshots::new(index, Arc::clone(&recorder));
+        Observer { recorder, admission, snapshots, started: SystemTime::now(), ready: AtomicBool::new(true) }
+    }
+
+    /// From now on the server is not ready for new calls.
+    pub(in crate::server) fn draining(&self) {
+        self.ready.store(false, Ordering::Relaxed);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// The pages of the HTTP port.
+    pub(in crate::server) fn pages(self: &Arc<Self>) -> Pages {
+        let observer = Arc::clone(self);
+        Arc::new(move |path| observer.page(path))
+    }
+
+    fn page(self: &Arc<Self>, path: &str) -> Option<Page> {
+        match path {
+            "/" => Some(Page::html(STATUS_PAGE)),
+            // The process answers, so it lives.
+            "/healthz" => Some(Page::probe(true, "ok")),
+            "/readyz" if self.is_ready() => Some(Page::probe(true, "ready")),
+            "/readyz" => Some(Page::probe(false, "draining")),
+            "/metrics" => Some(Page::metrics(metrics::text(self))),
+            "/debug/state" => Some(Page::json(state::json(self))),
+            _ => None,
+        }
+    }
+}
