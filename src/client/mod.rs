@@ -70,6 +70,11 @@
 //! # }
 //! ```
 
+/// The guide "from a prompt to a routing decision", whose examples are tested with the rest.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/ROUTING.md")]
+pub struct RoutingGuide;
+
 mod answer;
 mod call;
 mod config;
