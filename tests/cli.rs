@@ -346,11 +346,14 @@ async fn every_exit_code_means_what_it_says() {
         (2, &["replay", &plain, "--setting", "KV_INDEXER_COPIES=maybe", "-s", &server]),
         (2, &["replay", &plain, "--setting", "KV_INDEXER_NO_SUCH=1", "-s", &server]),
         (2, &["replay", &plain, "--publish", "tcp://127.0.0.1:0", "--worker", "w"]),
+        (2, &["bench", "query", "-s", "http://192.0.2.1:50051"]),
+        (2, &["bench", "query", "--blocks", "0", "-s", &server]),
         (2, &["record", "udp://127.0.0.1:1", "unwritten"]),
         (2, &["record", "tcp://127.0.0.1:1", &plain]),
         // Nobody there.
         (3, &["query", "1", "-s", &nobody]),
         (3, &["match", "1", "-s", &nobody]),
+        (3, &["bench", "query", "-s", &nobody]),
         (3, &["replay", &plain, "-s", &nobody]),
         (3, &["verify", &plain, "-s", &nobody]),
     ];
@@ -379,6 +382,43 @@ async fn a_server_of_another_contract_is_refused_by_code_four() {
         let output = run(&[command, "1", "-s", &endpoint]).await;
         assert_eq!(code(&output), 4, "{command}: {output:?}");
     }
+}
+
+/// Ten calls at fixed times, whose answers are waited for: no outcome hangs on speed.
+#[tokio::test]
+async fn a_bench_counts_right_answers_and_tells_wrong_ones() {
+    let (server, index) = server().await;
+    let bench = async |mode: &str, server: &str, more: &[&str]| {
+        let sizes = ["--prompts", "3", "--holders", "5", "--long-blocks", "100"];
+        let times = ["--rate", "100", "--seconds", "0.1", "--warm-up", "0"];
+        let output = run(&[&["bench", mode, "-s", server], &sizes[..], &times, more].concat()).await;
+        let text = String::from_utf8(output.stdout.clone()).expect("UTF-8");
+        let rows = text.lines().skip(1).map(|line| line.split('\t').map(str::to_owned).collect());
+        (code(&output), rows.collect::<Vec<Vec<String>>>())
+    };
+    for (mode, kinds) in [
+        ("query", &["query"][..]),
+        ("fill", &["apply"]),
+        ("mixed", &["query", "apply"]),
+        ("long-scan", &["query", "apply"]),
+    ] {
+        let (code, rows) = bench(mode, &server, &["--blocks", "20"]).await;
+        let found: Vec<&str> = rows.iter().map(|row| row[0].as_str()).collect();
+        assert_eq!((code, &found[..]), (0, kinds), "{mode}: {rows:?}");
+        assert!(rows.iter().all(|row| row[7] == "-"), "{mode}: {rows:?}");
+    }
+    assert_eq!(index.read().workers().count(), 5);
+    // Prompts that nobody has reported.
+    let (code, rows) = bench("query", &server, &["--blocks", "21", "--prepared"]).await;
+    assert_eq!((code, &rows[0][7][..]), (1, "10 WRONG ANSWER"), "{rows:?}");
+
+    let mut noop = command(&["bench", "noop", "--listen", "127.0.0.1:0", "--blocks", "20", "--holders", "5"]);
+    let mut noop = noop.spawn().expect("the binary");
+    let mut lines = BufReader::new(noop.stdout.as_mut().expect("piped")).lines();
+    let line = lines.next_line().await.expect("UTF-8").expect("a line");
+    let address = line.strip_prefix("listening on ").expect(&line);
+    let (code, rows) = bench("query", &format!("http://{address}"), &["--blocks", "20"]).await;
+    assert_eq!((code, &rows[0][7][..]), (0, "-"), "{rows:?}");
 }
 
 #[tokio::test]

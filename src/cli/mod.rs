@@ -6,6 +6,7 @@
 //! | `prompt` | the hashes that a question is about, from numbers or token ids |
 //! | `recording` | files of recorded messages: written, and read in two forms |
 //! | `record`, `replay`, `show`, `verify` | what is done with recordings |
+//! | `bench` | load for a server, and a server that does nothing |
 //! | `feed` | a recorded stream as the changes that a bridge would report |
 //! | `remote` | connections to a server, and its errors as exit codes |
 //! | `output` | tables, JSON and progress |
@@ -25,6 +26,7 @@
 //! | 4 | the server refused, or does not speak the contract |
 
 mod asking;
+mod bench;
 mod feed;
 mod output;
 mod prompt;
@@ -79,6 +81,9 @@ enum Command {
     Show(show::Show),
     /// Compares a server with what it should hold after a recording.
     Verify(verify::Verify),
+    /// Loads a server with calls and tells how fast it answers.
+    #[command(subcommand)]
+    Bench(bench::Bench),
     /// Writes a completion script for a shell.
     Completions {
         /// The shell.
@@ -181,6 +186,7 @@ async fn dispatch(command: Command, environment: &mut Environment<'_>) -> Result
         Command::Replay(command) => command.run(environment).await,
         Command::Show(command) => command.run(environment),
         Command::Verify(command) => command.run(environment).await,
+        Command::Bench(command) => command.run(environment).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "kv-indexer", &mut script);

@@ -34,11 +34,7 @@ impl ServerArguments {
         if !self.servers.is_empty() {
             return Ok(self.servers.clone());
         }
-        let told = (environment.variable)(ENDPOINT).filter(|value| !value.is_empty());
-        let told = told.map(|value| {
-            value.into_string().map_err(|value| Failure::Input(format!("{ENDPOINT}={value:?}: not UTF-8")))
-        });
-        Ok(vec![told.transpose()?.unwrap_or_else(|| ENDPOINT_DEFAULT.to_owned())])
+        Ok(vec![endpoint_default(environment)?])
     }
 
     /// Time of a call.
@@ -55,6 +51,16 @@ impl ServerArguments {
         let endpoint = client::endpoint(endpoint).map_err(|error| Failure::Input(error.to_string()))?;
         let channel = endpoint.timeout(self.timeout()).connect_lazy();
         Ok(KvIndexerClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX))
+    }
+}
+
+/// The server where no flag names one.
+pub(super) fn endpoint_default(environment: &Environment<'_>) -> Result<String, Failure> {
+    match (environment.variable)(ENDPOINT).filter(|value| !value.is_empty()) {
+        None => Ok(ENDPOINT_DEFAULT.to_owned()),
+        Some(value) => {
+            value.into_string().map_err(|value| Failure::Input(format!("{ENDPOINT}={value:?}: not UTF-8")))
+        }
     }
 }
 

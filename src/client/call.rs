@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use http::uri::PathAndQuery;
 use tonic::client::Grpc;
-use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
@@ -21,6 +21,9 @@ use crate::limits::MESSAGE_BYTES_MAX;
 
 /// The RPC's path.
 const PATH: &str = "/kv_indexer.v1.KVIndexer/MatchExternalKvPrefix";
+
+/// Room first made for a message: most fit, and a larger one says its length before it comes.
+const BUFFER_BYTES: usize = 1024;
 
 /// One endpoint.
 #[derive(Debug)]
@@ -93,7 +96,7 @@ fn with_causes(mut text: String, mut cause: Option<&dyn Error>) -> String {
 
 /// Messages are their bytes.
 #[derive(Debug, Clone, Copy)]
-struct Raw;
+pub(crate) struct Raw;
 
 impl Codec for Raw {
     type Encode = Bytes;
@@ -119,6 +122,10 @@ impl Encoder for Raw {
         target.put(message);
         Ok(())
     }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        BufferSettings::new(BUFFER_BYTES, BUFFER_BYTES)
+    }
 }
 
 impl Decoder for Raw {
@@ -128,5 +135,9 @@ impl Decoder for Raw {
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
         // Splits the message off tonic's buffer; nothing is copied.
         Ok(Some(source.copy_to_bytes(source.remaining())))
+    }
+
+    fn buffer_settings(&self) -> BufferSettings {
+        BufferSettings::new(BUFFER_BYTES, BUFFER_BYTES)
     }
 }

@@ -89,7 +89,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub(crate) use call::reason;
+pub(crate) use call::{Raw, reason};
 pub(crate) use config::parse as endpoint;
 
 pub use answer::{Answer, Malformed, Match, Matches};
