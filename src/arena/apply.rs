@@ -171,6 +171,15 @@ impl Arena {
         Ok(())
     }
 
+    /// Removes a worker and all that it holds; its id is free once the clean-up is done.
+    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
+        for tier in Tier::ALL {
+            self.clear_tier(worker, tier);
+        }
+        self.workers.let_go(worker);
+        self.workers.free_if_clean(worker);
+    }
+
     /// Whether [`Arena::maintain`] has anything to do.
     pub(super) fn maintenance_due(&self) -> bool {
         !self.cleared.is_empty() || self.chunks_may_be_idle
@@ -484,6 +493,7 @@ impl Arena {
             most -= self.clean_up(worker, tier, generation, most);
             if self.workers.get(worker).cleared(tier).blocks.is_empty() {
                 self.cleared.pop_front();
+                self.workers.free_if_clean(worker);
             }
         }
     }

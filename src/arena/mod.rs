@@ -23,7 +23,8 @@
 //! - I5. A worker's bitmap of a tier and generation holds exactly the slots whose
 //!   set has that placement, and counts those with components.
 //! - I6. A generation that is not current is empty or waits to be cleaned up.
-//! - I7. The fleet's bits say what the workers' specs and addresses say.
+//! - I7. The fleet's bits say what the workers say; a worker that is gone has no name
+//!   and waits for its clean-up.
 //! - I8. Hit counts belong to slots in use.
 
 mod apply;
@@ -50,7 +51,7 @@ pub use hashes::PackedHashes;
 pub use ids::{Tier, WorkerId};
 pub use mutation::{Action, Batch, BatchError, CacheSpec};
 pub use shared::{Index, ReadGuard};
-pub use view::{ReadView, Sizes};
+pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 
 pub(crate) use blocks::Stretch;

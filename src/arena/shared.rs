@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::{Arena, Batch, BatchError, ReadView, Tuning};
+use super::{Arena, Batch, BatchError, ReadView, Tuning, WorkerId};
 
 /// The index, shared between threads.
 #[derive(Debug)]
@@ -85,13 +85,50 @@ impl Index {
         batch.check()?;
         let mut view = self.view.write();
         let outcome = whole(|| view.arena.apply(batch));
+        self.tell(view);
+        outcome
+    }
+
+    /// Removes a worker and all that it holds, as if it had never been; `false` if there is none of
+    /// this name. It may come back under the same name at once.
+    pub fn remove_worker(&self, name: &str) -> bool {
+        let mut view = self.view.write();
+        let Some(worker) = view.arena.workers.find(name) else { return false };
+        whole(|| view.arena.remove_worker(worker));
+        self.tell(view);
+        true
+    }
+
+    /// Removes a worker of which nothing was heard since [`ReadView::heard`] gave `heard`; says whether it did.
+    pub fn remove_if_unheard(&self, worker: WorkerId, heard: u64) -> bool {
+        let mut view = self.view.write();
+        if view.heard(worker) != Some(heard) {
+            return false;
+        }
+        whole(|| view.arena.remove_worker(worker));
+        self.tell(view);
+        true
+    }
+
+    /// Leaves a worker out of answers, or takes it in again, if nothing was heard of it since
+    /// [`ReadView::heard`] gave `heard`; says whether it did. Its next batch takes it in anyway.
+    pub fn put_silent(&self, worker: WorkerId, heard: u64, silent: bool) -> bool {
+        let mut view = self.view.write();
+        let unheard = view.heard(worker) == Some(heard);
+        if unheard {
+            whole(|| view.arena.workers.put_silent(worker, silent));
+        }
+        unheard
+    }
+
+    /// Lets go of the lock and tells of clean-up that is due.
+    fn tell(&self, view: RwLockWriteGuard<'_, ReadView>) {
         let due = view.arena.maintenance_due();
         drop(view);
         if due {
             *self.due.lock() = true;
             self.told.notify_one();
         }
-        outcome
     }
 
     /// The index as it is now.

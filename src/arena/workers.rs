@@ -10,6 +10,11 @@
 //! placements belong to nobody, whatever their number, and they are taken out
 //! of the sets bit by bit afterwards. A bitmap per tier and generation says
 //! which blocks a placement of the worker stands at.
+//!
+//! A worker that is removed is *gone*: it loses its name and its label, and all its
+//! placements are cleared. Its id is free for another worker only once none of them
+//! is left in any set. A *silent* worker keeps everything and is left out of answers
+//! until its next batch.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
@@ -73,8 +78,10 @@ impl Labels {
 /// What a scan must know of 64 workers, one bit each.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct FleetWord {
-    /// Has an address.
+    /// Has an address and is not silent.
     pub(crate) routable: u64,
+    /// Is left out of answers.
+    silent: u64,
     /// Has no cache spec: whole blocks at any tier count.
     pub(crate) plain: u64,
     /// Plain, and some current placement has components: it may fail closed.
@@ -94,11 +101,37 @@ pub(crate) struct FleetWord {
 }
 
 impl FleetWord {
+    /// Clears every bit of a worker.
+    fn forget(&mut self, bit: u64) {
+        let FleetWord {
+            routable,
+            silent,
+            plain,
+            masked,
+            swa,
+            mamba,
+            second,
+            full_tiers,
+            swa_tiers,
+            mamba_tiers,
+        } = self;
+        let by_tier = second.iter_mut().chain(full_tiers).chain(swa_tiers).chain(mamba_tiers);
+        for bits in [routable, silent, plain, masked, swa, mamba].into_iter().chain(by_tier) {
+            *bits &= !bit;
+        }
+    }
+
     /// The workers of an entry whose placements are of the current generation.
     #[inline]
     pub(crate) fn current(&self, entry: Entry) -> u64 {
         let second = self.second[entry.tier_index()];
         entry.bits & if entry.generation() == 0 { !second } else { second }
+    }
+
+    /// Those of them that answers may name.
+    #[inline]
+    pub(crate) fn answering(&self, entry: Entry) -> u64 {
+        self.current(entry) & !self.silent
     }
 }
 
@@ -115,11 +148,33 @@ pub(crate) struct Holding {
 pub(crate) struct Worker {
     pub(crate) spec: Option<CacheSpec>,
     pub(crate) seq: u64,
+    /// Which of all batches was its last.
+    pub(crate) heard: u64,
+    /// Was removed, and waits until its placements are cleaned up.
+    gone: bool,
+    silent: bool,
     current: [u8; 3],
     pub(crate) holdings: [[Holding; 2]; 3],
 }
 
 impl Worker {
+    fn new() -> Self {
+        let holdings = Default::default();
+        Worker { spec: None, seq: 0, heard: 0, gone: false, silent: false, current: [0; 3], holdings }
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent
+    }
+
+    fn is_clean(&self) -> bool {
+        self.holdings.iter().flatten().all(|holding| holding.blocks.is_empty())
+    }
+
     /// Number of the tier's current generation.
     pub(crate) fn current(&self, tier: Tier) -> usize {
         usize::from(self.current[tier.index()])
@@ -138,17 +193,21 @@ impl Worker {
 
 /// All workers.
 ///
-/// Invariants: `names`, `labels` and `workers` name the same ids; `fleet` says
-/// what `workers` says; bits of ids without a worker are clear.
+/// Invariants: `names` and `labels` name the ids of `workers` that are not gone;
+/// `fleet` says what `workers` says; bits of ids without a worker are clear; who is
+/// gone holds nothing current and something cleared.
 #[derive(Debug, Default)]
 pub(crate) struct Workers {
     workers: Slab<Worker>,
     names: HashMap<Box<str>, WorkerId, foldhash::fast::RandomState>,
     labels: Labels,
     fleet: Vec<FleetWord>,
+    /// Batches recorded, of all workers.
+    batches: u64,
 }
 
 impl Workers {
+    /// Ids in use, those of workers that are gone included.
     pub(crate) fn len(&self) -> usize {
         self.workers.len()
     }
@@ -169,6 +228,11 @@ impl Workers {
         &self.workers[id.index()]
     }
 
+    /// A worker that may be gone by now.
+    pub(crate) fn get_if_known(&self, id: WorkerId) -> Option<&Worker> {
+        self.workers.get(id.index()).filter(|worker| !worker.gone)
+    }
+
     pub(crate) fn holding_mut(&mut self, id: WorkerId, tier: Tier, generation: usize) -> &mut Holding {
         &mut self.workers[id.index()].holdings[tier.index()][generation]
     }
@@ -184,8 +248,7 @@ impl Workers {
 
     /// A new worker with a name that no other has.
     pub(crate) fn add(&mut self, name: &str, address: &str) -> WorkerId {
-        let worker = Worker { spec: None, seq: 0, current: [0; 3], holdings: Default::default() };
-        let id = WorkerId(self.workers.insert(worker) as u32);
+        let id = WorkerId(self.workers.insert(Worker::new()) as u32);
         self.names.insert(name.into(), id);
         if self.fleet.len() <= id.index() / 64 {
             self.fleet.push(FleetWord::default());
@@ -195,10 +258,50 @@ impl Workers {
     }
 
     fn put_label(&mut self, id: WorkerId, label: Label) {
-        let routable = !label.address.is_empty();
         self.labels.put(id, Some(Arc::new(label)));
+        self.mend_routable(id);
+    }
+
+    fn mend_routable(&mut self, id: WorkerId) {
+        let silent = self.workers[id.index()].silent;
+        let routable = !silent && self.labels.get(id).is_some_and(|label| !label.address.is_empty());
         let (word, bit) = word_and_bit(&mut self.fleet, id);
         put(&mut word.routable, bit, routable);
+        put(&mut word.silent, bit, silent);
+    }
+
+    /// Leaves a worker out of answers, or takes it in again.
+    pub(crate) fn put_silent(&mut self, id: WorkerId, silent: bool) {
+        self.workers[id.index()].silent = silent;
+        self.mend_routable(id);
+    }
+
+    /// Takes name and label from a worker all of whose placements are cleared.
+    pub(crate) fn let_go(&mut self, id: WorkerId) {
+        if let Some(label) = self.labels.get(id) {
+            self.names.remove(&*label.id);
+        }
+        self.labels.put(id, None);
+        let worker = &mut self.workers[id.index()];
+        worker.gone = true;
+        worker.silent = false;
+        let (word, bit) = word_and_bit(&mut self.fleet, id);
+        // What is left of the worker must go on being told from what is current.
+        let second = word.second;
+        word.forget(bit);
+        word.second = second;
+    }
+
+    /// Frees the id of a worker that is gone, if nothing of it is left.
+    pub(crate) fn free_if_clean(&mut self, id: WorkerId) {
+        if self.workers.get(id.index()).is_some_and(|worker| worker.gone && worker.is_clean()) {
+            self.workers.remove(id.index());
+            let (word, bit) = word_and_bit(&mut self.fleet, id);
+            word.forget(bit);
+        }
+        if self.workers.is_empty() {
+            *self = Workers { batches: self.batches, ..Workers::default() };
+        }
     }
 
     /// Records what a batch says of its worker.
@@ -207,9 +310,14 @@ impl Workers {
             let label = Label { id: label.id.clone(), address: address.into(), wire: OnceLock::new() };
             self.put_label(id, label);
         }
+        self.batches += 1;
         let worker = &mut self.workers[id.index()];
         worker.seq = seq;
         worker.spec = spec;
+        worker.heard = self.batches;
+        if worker.silent {
+            self.put_silent(id, false);
+        }
         let (word, bit) = word_and_bit(&mut self.fleet, id);
         put_spec(word, bit, spec);
     }
@@ -237,21 +345,34 @@ impl Workers {
     /// Checks `fleet` and `labels` against the workers.
     pub(crate) fn audit(&self) -> Result<(), String> {
         let mut fleet = vec![FleetWord::default(); self.fleet.len()];
+        let mut named = 0;
         for (id, worker) in self.iter() {
+            let (word, bit) = word_and_bit(&mut fleet, id);
+            for tier in Tier::ALL {
+                put(&mut word.second[tier.index()], bit, worker.current(tier) == 1);
+            }
+            if worker.gone {
+                let holds = Tier::ALL.iter().any(|tier| !worker.holding(*tier).blocks.is_empty());
+                if holds || worker.is_clean() || self.labels.get(id).is_some() {
+                    return Err(format!(
+                        "{id:?} is gone and has a label, holds something or waits for nothing"
+                    ));
+                }
+                continue;
+            }
+            named += 1;
             let label = self.labels.get(id).ok_or_else(|| format!("{id:?} has no label"))?;
             if self.find(label.id()) != Some(id) {
                 return Err(format!("{id:?} is not found as {}", label.id()));
             }
             let (word, bit) = word_and_bit(&mut fleet, id);
-            put(&mut word.routable, bit, !label.address().is_empty());
+            put(&mut word.routable, bit, !label.address().is_empty() && !worker.silent);
+            put(&mut word.silent, bit, worker.silent);
             put_spec(word, bit, worker.spec);
-            for tier in Tier::ALL {
-                put(&mut word.second[tier.index()], bit, worker.current(tier) == 1);
-            }
             let masked = Tier::ALL.iter().any(|tier| worker.holding(*tier).masked > 0);
             put(&mut word.masked, bit, masked);
         }
-        if self.names.len() != self.workers.len() || fleet != self.fleet {
+        if self.names.len() != named || fleet != self.fleet {
             return Err("the fleet's bits are not what the workers say".to_owned());
         }
         Ok(())

@@ -13,7 +13,7 @@ use crate::bridge::chunker::Chunker;
 use crate::bridge::config::{Config, TABLE};
 use crate::bridge::health::Health;
 use crate::bridge::stream::{Rules, Stream};
-use crate::pb::ApplyExternalKvBatchRequest;
+use crate::pb::{ApplyExternalKvBatchRequest, TierType};
 use crate::settings::Settings;
 
 #[derive(Debug, Args)]
@@ -65,7 +65,7 @@ pub(super) struct Feed {
 
 impl Feed {
     fn new(config: Config) -> Self {
-        let mut stream = Stream::new(Rules {
+        let stream = Stream::new(Rules {
             worker_id: config.worker_id.clone(),
             topic: config.source.topic.clone(),
             clear_tiers: config.clear_tiers.clone(),
@@ -74,8 +74,9 @@ impl Feed {
             components: config.cache_spec.is_some(),
             rank: config.rank,
         });
+        // A server that a bridge is new to is told first that nothing is held.
         let mut changes = Chunker::default();
-        stream.begin(&mut changes);
+        changes.clear(&[TierType::TierHbm, TierType::TierDram, TierType::TierSsd]);
         Feed { config, stream, changes, sent: 0 }
     }
 

@@ -123,7 +123,7 @@ impl FoundBlocks {
     fn add_set(&mut self, view: &ReadView, set: SetId) -> Option<usize> {
         let before = self.holders.len();
         for entry in view.entries(set) {
-            let bits = view.fleet()[entry.word()].current(*entry);
+            let bits = view.fleet()[entry.word()].answering(*entry);
             if bits != 0 {
                 self.holders.push(Holders {
                     word: entry.word(),

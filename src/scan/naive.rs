@@ -24,6 +24,8 @@ pub struct NaiveIndex {
 struct Worker {
     address: String,
     spec: Option<CacheSpec>,
+    /// Left out of answers.
+    silent: bool,
     /// Component mask of each placement.
     placements: BTreeMap<(i64, Tier), u32>,
 }
@@ -71,6 +73,7 @@ impl NaiveIndex {
         let worker = self.workers.entry(batch.worker_id.to_owned()).or_default();
         worker.address = batch.worker_address.to_owned();
         worker.spec = batch.cache_spec;
+        worker.silent = false;
         for action in batch.actions {
             match *action {
                 Action::Report { tier, hashes, masks, tokens } => {
@@ -96,6 +99,24 @@ impl NaiveIndex {
             }
         }
         Ok(())
+    }
+
+    /// Removes a worker and all that it holds; says whether there was one.
+    pub fn remove_worker(&mut self, worker_id: &str) -> bool {
+        let Some(worker) = self.workers.get(worker_id) else { return false };
+        let held: Vec<(i64, Tier)> = worker.placements.keys().copied().collect();
+        for (hash, tier) in held {
+            self.remove(worker_id, tier, hash);
+        }
+        self.workers.remove(worker_id);
+        true
+    }
+
+    /// Leaves a worker out of answers, until its next batch or until told otherwise.
+    pub fn put_silent(&mut self, worker_id: &str, silent: bool) {
+        if let Some(worker) = self.workers.get_mut(worker_id) {
+            worker.silent = silent;
+        }
     }
 
     fn report(&mut self, worker_id: &str, tier: Tier, hash: i64, mask: u32, tokens: u32) {
@@ -129,7 +150,7 @@ impl NaiveIndex {
         let mut matches: Vec<(String, String, u32)> = self
             .workers
             .iter()
-            .filter(|(_, worker)| !worker.address.is_empty())
+            .filter(|(_, worker)| !worker.address.is_empty() && !worker.silent)
             .map(|(id, worker)| (id.clone(), worker.address.clone(), self.prefix_of(worker, hashes)))
             .filter(|(_, _, blocks)| *blocks > 0)
             .collect();
@@ -204,7 +225,7 @@ impl NaiveIndex {
                 .collect(),
         };
         let mut rows = Vec::new();
-        for (id, worker) in &self.workers {
+        for (id, worker) in self.workers.iter().filter(|(_, worker)| !worker.silent) {
             let mut tiers: Vec<TierRow> = Tier::ALL.iter().map(|tier| tier_row(worker, *tier)).collect();
             tiers.retain(|row| !row.blocks.is_empty());
             if !tiers.is_empty() {
@@ -214,10 +235,10 @@ impl NaiveIndex {
         rows
     }
 
-    /// Adds one to the hit count of each distinct block that anyone holds.
+    /// Adds one to the hit count of each distinct block that anyone holds who is not silent.
     pub fn count_hits(&mut self, hashes: &[i64]) {
         for (_, hash) in distinct(hashes) {
-            if self.is_held(hash) {
+            if self.workers.values().any(|worker| !worker.silent && worker.holds(hash)) {
                 *self.hits.entry(hash).or_default() += 1;
             }
         }
@@ -231,7 +252,7 @@ impl NaiveIndex {
             .collect()
     }
 
-    /// Names of all workers that ever sent a batch.
+    /// Names of all workers that ever sent a batch and were not removed.
     pub fn worker_ids(&self) -> impl Iterator<Item = &str> {
         self.workers.keys().map(String::as_str)
     }

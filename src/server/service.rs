@@ -3,7 +3,7 @@
 //! Requests come decoded and checked, answers leave encoded; what is decided
 //! here is only on which thread the work runs. A call takes the index's lock
 //! once, keeps what it found and the labels of that moment, and encodes after it
-//! has let go.
+//! has let go. What a message is charged is held as long as the message is worked on.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use std::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Deadline, Refusal};
+use super::memory::Charge;
 use super::observe::{Recorder, ScanTimes};
 use super::status::Interrupted;
 use super::wire::{self, Answer, ApplyRequest, HitCountsRequest, MatchRequest, PrefixRequest};
@@ -54,6 +55,7 @@ impl Indexer {
 #[tonic::async_trait]
 impl super::KVIndexer for Indexer {
     async fn apply(&self, request: Request<ApplyRequest>) -> Result<Response<Answer>, Status> {
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         let index = Arc::clone(&self.index);
         let recorder = Arc::clone(&self.recorder);
@@ -63,6 +65,7 @@ impl super::KVIndexer for Indexer {
             let batch = request.batch(&actions);
             index.apply(&batch)?;
             recorder.applied(batch.worker_id, batch.seq, hashes);
+            drop(charge);
             Ok::<(), BatchError>(())
         })
         .await??;
@@ -70,6 +73,7 @@ impl super::KVIndexer for Indexer {
     }
 
     async fn match_blocks(&self, request: Request<MatchRequest>) -> Result<Response<Answer>, Status> {
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         let index = Arc::clone(&self.index);
         let inline = request.hashes().len() <= MATCH_INLINE_HASHES_MAX;
@@ -80,13 +84,16 @@ impl super::KVIndexer for Indexer {
                 (lookup::find_blocks(&view, hashes, request.count_as_hit()), view.labels())
             };
             let found = found.by_worker();
-            wire::block_matches(&found, hashes, &labels)
+            let answer = wire::block_matches(&found, hashes, &labels);
+            drop(charge);
+            answer
         });
         Ok(Response::new(answer.await?))
     }
 
     async fn match_prefix(&self, request: Request<PrefixRequest>) -> Result<Response<Answer>, Status> {
         let deadline = Deadline::of(&request);
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         if deadline.has_passed() {
             return Err(self.admission.refuse_late().into());
@@ -100,20 +107,23 @@ impl super::KVIndexer for Indexer {
         let inline = request.hashes().len() <= SCAN_INLINE_HASHES_MAX;
         let answer = run(inline, move || {
             let answer = prefix(&index, &admission, &recorder, request.hashes(), deadline);
-            drop(permit);
+            drop((permit, charge));
             answer
         });
         Ok(Response::new(answer.await??))
     }
 
     async fn hit_counts(&self, request: Request<HitCountsRequest>) -> Result<Response<Answer>, Status> {
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         let index = Arc::clone(&self.index);
         let inline = request.hashes().len() <= LOOKUP_INLINE_HASHES_MAX;
         let answer = run(inline, move || {
             let hashes = request.hashes();
             let counts = lookup::hit_counts(&index.read(), hashes);
-            wire::hit_counts(&counts, hashes)
+            let answer = wire::hit_counts(&counts, hashes);
+            drop(charge);
+            answer
         });
         Ok(Response::new(answer.await?))
     }

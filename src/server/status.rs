@@ -10,6 +10,7 @@ use std::fmt;
 use tonic::Status;
 
 use super::admission::Refusal;
+use super::security::Denied;
 use super::wire::RequestError;
 use crate::arena::BatchError;
 
@@ -38,6 +39,16 @@ impl From<Refusal> for Status {
         match refusal {
             Refusal::Overloaded { .. } => Status::resource_exhausted(text),
             Refusal::Late => Status::deadline_exceeded(text),
+        }
+    }
+}
+
+impl From<Denied> for Status {
+    fn from(denied: Denied) -> Self {
+        let text = denied.to_string();
+        match denied {
+            Denied::Unknown => Status::unauthenticated(text),
+            Denied::NotAllowed => Status::permission_denied(text),
         }
     }
 }

@@ -181,6 +181,10 @@ pub(crate) enum Operation {
     Count { prompt: Prompt },
     /// So many steps of put-off clean-up.
     Maintain { steps: u32 },
+    /// An operator removes a worker.
+    Remove { worker: u32 },
+    /// A worker is left out of answers, or taken in again.
+    Silence { worker: u32, silent: bool },
 }
 
 /// A query's blocks.
@@ -295,6 +299,10 @@ impl World {
         hashes
     }
 
+    pub(crate) fn name(&self, worker: u32) -> String {
+        format!("worker-{}", worker % self.workers)
+    }
+
     pub(crate) fn batch(&self, worker: u32, work: &Work) -> OwnedBatch {
         let worker = worker % self.workers;
         let usual = self.specs[worker as usize % self.specs.len()];
@@ -312,7 +320,7 @@ impl World {
             Change::Clear { tier } => OwnedAction::Clear { tier: *tier },
         });
         OwnedBatch {
-            worker_id: format!("worker-{worker}"),
+            worker_id: self.name(worker),
             address: match work.address {
                 Address::Usual => format!("http://worker-{worker}:30000"),
                 Address::None => String::new(),
@@ -500,6 +508,8 @@ pub(crate) fn operation(sizes: Sizes) -> impl Strategy<Value = Operation> {
             .prop_map(|(worker, work, fault)| Operation::Refused { worker, work, fault }),
         1 => prompt(sizes).prop_map(|prompt| Operation::Count { prompt }),
         1 => (1u32..40).prop_map(|steps| Operation::Maintain { steps }),
+        1 => worker().prop_map(|worker| Operation::Remove { worker }),
+        1 => (worker(), any::<bool>()).prop_map(|(worker, silent)| Operation::Silence { worker, silent }),
     ]
 }
 

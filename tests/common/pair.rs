@@ -45,6 +45,25 @@ impl Pair {
                 same("refused", &batch.lend(|batch| self.index.apply(batch)).is_err(), &true)
             }
             Operation::Count { prompt } => self.count(&world.prompt(prompt)),
+            Operation::Remove { worker } => {
+                let name = world.name(*worker);
+                same("removed", &self.index.remove_worker(&name), &self.naive.remove_worker(&name))
+            }
+            Operation::Silence { worker, silent } => {
+                let name = world.name(*worker);
+                let view = self.index.read();
+                let heard = view.find_worker(&name).and_then(|worker| Some((worker, view.heard(worker)?)));
+                drop(view);
+                self.naive.put_silent(&name, *silent);
+                match heard {
+                    Some((worker, heard)) => {
+                        let stale = self.index.put_silent(worker, heard + 1, *silent);
+                        let put = self.index.put_silent(worker, heard, *silent);
+                        same("silenced", &(stale, put), &(false, true))
+                    }
+                    None => Ok(()),
+                }
+            }
             Operation::Maintain { steps } => {
                 for _ in 0..*steps {
                     self.index.maintain();

@@ -6,6 +6,7 @@ mod ops;
 mod pair;
 
 mod clears;
+mod fleet;
 mod growth;
 mod histories;
 mod holes;

@@ -1,4 +1,4 @@
-//! `bench`: a load generator for any server of the contract, and a server that does nothing.
+//! `bench`: a load generator for any server of the contract or for a bridge, and a server that does nothing.
 //!
 //! Closed loop: each of so many clients sends its next call when it has the answer to
 //! the last. Open loop (`--rate`): calls leave at fixed times whatever the server does,
@@ -14,7 +14,9 @@
 //! | `plan` | what is sent, by number, and what the right answers are |
 //! | `load` | when it is sent, and what came of it |
 //! | `noop` | the server that does nothing |
+//! | `flood` | a publisher that never rests, for a bridge |
 
+mod flood;
 mod load;
 mod noop;
 mod plan;
@@ -25,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use http::Uri;
+use tokio::net::TcpListener;
 
 use super::remote::{self, failed};
 use super::{Environment, Failure, Outcome, output};
@@ -43,6 +46,8 @@ pub(super) enum Bench {
     LongScan(Run),
     /// Serves answers of the right size and does nothing else.
     Noop(Noop),
+    /// Floods one bridge with an engine's events, as fast as it reads them.
+    Flood(Flood),
 }
 
 #[derive(Debug, Args)]
@@ -107,6 +112,16 @@ pub(super) struct Noop {
     listen: SocketAddr,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct Flood {
+    /// Address and port that the bridge connects to.
+    #[arg(long, default_value = "127.0.0.1:5557")]
+    listen: SocketAddr,
+    /// Seconds that it lasts, from the bridge's coming on.
+    #[arg(long, default_value = "10", value_parser = seconds)]
+    seconds: Duration,
+}
+
 /// A size within a prompt that a message can carry.
 fn at_least_one() -> clap::builder::RangedU64ValueParser<u64> {
     clap::value_parser!(u64).range(1..=crate::client::HASHES_PER_QUERY_MAX as u64)
@@ -131,19 +146,30 @@ impl Bench {
             Bench::LongScan(run) => run.run(Mode::LongScan, environment).await,
             Bench::Noop(Noop { sizes, listen }) => {
                 let answer = plan::answer(size(sizes.blocks), size(sizes.holders));
-                let failed = |error| Failure::Input(format!("{listen}: {error}"));
-                let listener = tokio::net::TcpListener::bind(listen).await.map_err(failed)?;
-                let address = listener.local_addr().map_err(failed)?;
-                writeln!(environment.out, "listening on {address}")?;
-                environment.out.flush()?;
+                let listener = self::listen(listen, environment).await?;
                 tokio::select! {
-                    served = noop::serve(listener, answer) => served.map_err(failed)?,
+                    served = noop::serve(listener, answer) => {
+                        served.map_err(|error| Failure::Input(format!("{listen}: {error}")))?;
+                    }
                     () = &mut environment.shutdown => {}
                 }
                 Ok(Outcome::Done)
             }
+            Bench::Flood(Flood { listen, seconds }) => {
+                let listener = self::listen(listen, environment).await?;
+                flood::run(listener, seconds, environment).await
+            }
         }
     }
+}
+
+/// Binds an address and says which port that became.
+async fn listen(address: SocketAddr, environment: &mut Environment<'_>) -> Result<TcpListener, Failure> {
+    let failed = |error| Failure::Input(format!("{address}: {error}"));
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    writeln!(environment.out, "listening on {}", listener.local_addr().map_err(failed)?)?;
+    environment.out.flush()?;
+    Ok(listener)
 }
 
 impl Run {

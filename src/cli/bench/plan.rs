@@ -203,7 +203,7 @@ fn apply(worker: usize, action: ExternalKvActionType, hashes: Vec<i64>) -> Bytes
 }
 
 /// Hashes from a counter through a mix: random to look at, the same in every run.
-fn seeded(start: u64, blocks: usize) -> Vec<i64> {
+pub(super) fn seeded(start: u64, blocks: usize) -> Vec<i64> {
     let mut counter = start;
     let hashes = (0..blocks).map(|_| {
         counter = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -18,8 +18,9 @@ use std::time::SystemTime;
 use crate::arena::Index;
 use crate::http::{Page, Pages, STATUS_PAGE};
 use crate::server::admission::Admission;
+use crate::server::memory::Budget;
 
-pub(in crate::server) use record::{Method, Recorder, Running, ScanTimes};
+pub(in crate::server) use record::{Method, Recorder, Refused, Running, ScanTimes};
 use snapshot::Snapshots;
 
 /// Everything that is shown.
@@ -27,6 +28,7 @@ use snapshot::Snapshots;
 pub(in crate::server) struct Observer {
     recorder: Arc<Recorder>,
     admission: Arc<Admission>,
+    budget: Arc<Budget>,
     snapshots: Snapshots,
     started: SystemTime,
     /// Whether calls are served. Carries no data but itself, so `Relaxed` is enough.
@@ -38,9 +40,11 @@ impl Observer {
         index: Arc<Index>,
         recorder: Arc<Recorder>,
         admission: Arc<Admission>,
+        budget: Arc<Budget>,
     ) -> Self {
         let snapshots = Snapshots::new(index, Arc::clone(&recorder));
-        Observer { recorder, admission, snapshots, started: SystemTime::now(), ready: AtomicBool::new(true) }
+        let (started, ready) = (SystemTime::now(), AtomicBool::new(true));
+        Observer { recorder, admission, budget, snapshots, started, ready }
     }
 
     /// From now on the server is not ready for new calls.

@@ -60,7 +60,7 @@ impl Method {
     }
 
     /// Its name in the contract.
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::server) fn name(self) -> &'static str {
         match self {
             Method::Apply => "ApplyExternalKvBatch",
             Method::Match => "MatchExternalKv",
@@ -109,6 +109,45 @@ impl Outcome {
     }
 }
 
+/// Why a call or a connection was turned away by the port itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::server) enum Refused {
+    /// The call showed no valid token or certificate.
+    Unauthenticated,
+    /// It showed one that allows other calls.
+    NotAllowed,
+    /// The connection's TLS handshake failed or took too long.
+    Handshake,
+    /// The messages on their way took all the memory there is for them.
+    Memory,
+    /// All places for connections were taken.
+    Connections,
+    /// The peer did not speak HTTP/2, or did not take its answers.
+    Unresponsive,
+}
+
+impl Refused {
+    pub(super) const ALL: [Refused; 6] = [
+        Refused::Unauthenticated,
+        Refused::NotAllowed,
+        Refused::Handshake,
+        Refused::Memory,
+        Refused::Connections,
+        Refused::Unresponsive,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Refused::Unauthenticated => "unauthenticated",
+            Refused::NotAllowed => "not_allowed",
+            Refused::Handshake => "handshake",
+            Refused::Memory => "memory",
+            Refused::Connections => "connections",
+            Refused::Unresponsive => "unresponsive",
+        }
+    }
+}
+
 /// Calls of one method.
 #[derive(Debug)]
 pub(super) struct Calls {
@@ -130,6 +169,7 @@ pub(in crate::server) struct Recorder {
     pub(super) connections: Level,
     pub(super) connections_total: Counter,
     pub(super) reports: Reports,
+    refused: [Counter; Refused::ALL.len()],
 }
 
 impl Recorder {
@@ -150,7 +190,20 @@ impl Recorder {
             connections: Level::default(),
             connections_total: Counter::default(),
             reports: Reports::default(),
+            refused: Default::default(),
         }
+    }
+
+    /// Counts what was turned away and tells of the 1st, 2nd, 4th, 8th …
+    pub(in crate::server) fn refused(&self, why: Refused, detail: &dyn std::fmt::Display) {
+        let total = self.refused[why as usize].count_up();
+        if total.is_power_of_two() {
+            tracing::warn!(total, reason = why.name(), "turned away: {detail}");
+        }
+    }
+
+    pub(super) fn refusals(&self) -> [(&'static str, u64); Refused::ALL.len()] {
+        Refused::ALL.map(|why| (why.name(), self.refused[why as usize].get()))
     }
 
     pub(super) fn calls(&self, method: Method) -> &Calls {
@@ -242,6 +295,7 @@ mod tests {
             assert_eq!(*code as usize, place, "{code:?}");
         }
         assert!(Method::ALL.iter().enumerate().all(|(place, method)| *method as usize == place));
+        assert!(Refused::ALL.iter().enumerate().all(|(place, why)| *why as usize == place));
         assert!(Outcome::ALL.iter().enumerate().all(|(place, outcome)| *outcome as usize == place));
     }
 

@@ -25,6 +25,7 @@ pub(super) fn json(observer: &Observer) -> String {
         "now_s": seconds(now),
         "started_s": seconds(observer.started),
         "ready": observer.is_ready(),
+        "message_memory": { "bytes": observer.budget.used(), "max": observer.budget.max() },
         "connections": recorder.connections.get(),
         "index": index(&snapshot),
         "workers": snapshot.rows().map(|(label, row)| worker(label, row)).collect::<Vec<_>>(),
@@ -39,7 +40,11 @@ pub(super) fn json(observer: &Observer) -> String {
             "permits_out": observer.admission.running(),
         },
         "apply_hashes": recorder.apply_hashes.read().json(),
-        "rejections": { "overloaded": observer.admission.overloaded(), "late": observer.admission.late() },
+        "rejections": named(
+            [("overloaded", observer.admission.overloaded()), ("late", observer.admission.late())]
+                .into_iter()
+                .chain(recorder.refusals()),
+        ),
     });
     state.to_string()
 }
