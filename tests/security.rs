@@ -292,9 +292,9 @@ async fn a_bridge_reports_over_mutual_tls_with_a_token_that_is_renewed() {
     });
     publisher.joined().await;
     publisher.send_frames(numbered(0)).await;
-    bridge.until(|now| now.server_failures > 0 && now.sent_rpcs == 0).await;
+    bridge.until(|now| now.servers[0].failures > 0 && now.servers[0].sent_rpcs == 0).await;
     files.write("token", &format!("{APPLY_TOKEN}\n"));
-    let now = bridge.until(|now| now.sent_rpcs > 0 && now.pending_bytes == 0).await;
+    let now = bridge.until(|now| now.servers[0].sent_rpcs > 0 && now.servers[0].pending_bytes == 0).await;
     assert_eq!((now.ended, now.health.batches), (None, 1));
     bridge.stop().await;
 }

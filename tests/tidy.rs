@@ -102,10 +102,11 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         path: "src/bridge",
-        modules: &["bridge", "http", "limits", "metrics", "pb", "settings", "version"],
+        modules: &["arena", "bridge", "http", "limits", "metrics", "pb", "settings", "version"],
         crates: &[
             "bytes",
             "http",
+            "hyper_util",
             "nohash_hasher",
             "rmp",
             "serde_json",
@@ -114,6 +115,7 @@ const LAYERS: &[Layer] = &[
             "tokio",
             "toml",
             "tonic",
+            "tower",
             "tracing",
         ],
     },
