@@ -59,8 +59,11 @@ impl Query {
     pub(super) async fn run(self, environment: &mut Environment<'_>) -> Result<Outcome, Failure> {
         let Question { server, prompt, json } = &self.question;
         let prompt = Prompt::new(&prompt.hashes(environment)?);
-        let config =
-            Config { deadline: server.timeout(), ..Config::with_endpoints(server.endpoints(environment)?) };
+        let config = Config {
+            deadline: server.timeout(),
+            credentials: server.credentials(environment)?,
+            ..Config::with_endpoints(server.endpoints(environment)?)
+        };
         let client = Client::new(&config).map_err(|error| Failure::Input(error.to_string()))?;
         let answer = client.match_prefix(&prompt).await.map_err(|error| unanswered(&error))?;
         if *json {
@@ -175,7 +178,7 @@ impl Hits {
         if *json {
             let rows: Vec<Value> = entries
                 .iter()
-                .map(|entry| json!({"block": entry.hash, "hits": entry.hit_count_total}))
+                .map(|entry| json!({"block": output::hash(entry.hash), "hits": entry.hit_count_total}))
                 .collect();
             output::json(environment.out, &json!({"hits": rows}))?;
         } else {
@@ -210,7 +213,7 @@ fn node_json(node: &ExternalKvNodeMatch) -> Value {
     let tier = |tier: &TierHashes| {
         json!({
             "tier": tier_name(tier.tier),
-            "blocks": tier.hashes,
+            "blocks": tier.hashes.iter().copied().map(output::hash).collect::<Vec<_>>(),
             "components": tier.component_masks,
             "tokens": tier.block_sizes,
         })

@@ -101,7 +101,7 @@ pub struct Environment<'a> {
     pub input: &'a mut dyn Read,
     /// Looks a variable up.
     pub variable: &'a dyn Fn(&str) -> Option<OsString>,
-    /// Done once the command should stop.
+    /// Done once the command should stop; has to be polled before anything else to be in time.
     pub shutdown: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 

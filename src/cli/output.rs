@@ -71,6 +71,11 @@ pub(super) fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
+/// A hash in JSON: text, as its numbers are exact to 53 bits only in most readers.
+pub(super) fn hash(hash: i64) -> Value {
+    hash.to_string().into()
+}
+
 pub(super) fn json(out: &mut dyn Write, value: &Value) -> io::Result<()> {
     writeln!(out, "{value}")
 }
@@ -78,7 +83,7 @@ pub(super) fn json(out: &mut dyn Write, value: &Value) -> io::Result<()> {
 /// Progress over so many steps, seen on a terminal alone.
 pub(super) fn progress(steps: u64, unit: &str) -> ProgressBar {
     let bar = ProgressBar::new(steps);
-    styled(bar, &format!("{{bar:40}} {{percent:>3}} % {{msg}} {unit} {{eta}} left"))
+    styled(bar, &format!("{{bar:40}} {{percent:>3}} % {unit}, {{eta}} left"))
 }
 
 /// Progress without a known end.

@@ -75,6 +75,7 @@ impl Record {
                 }
             };
             let what = tokio::select! {
+                biased;
                 () = &mut environment.shutdown => break,
                 // Not while a connection is made, which a tick would give up.
                 _ = flush.tick(), if connected => {

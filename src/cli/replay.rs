@@ -12,14 +12,12 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use clap::{Args, ValueEnum};
-use tonic::transport::Channel;
 use zeromq::{Socket, SocketRecv, SocketSend, XPubSocket, ZmqMessage};
 
 use super::feed::{Feed, FeedArguments, Feeds};
 use super::recording::{Recording, What};
-use super::remote::{ServerArguments, failed};
+use super::remote::{Remote, ServerArguments, failed};
 use super::{Environment, Failure, Outcome};
-use crate::pb::kv_indexer_client::KvIndexerClient;
 
 /// Changes that are gathered before they are sent, when nothing waits for them.
 const GATHERED_BYTES: usize = 256 * 1024;
@@ -79,6 +77,7 @@ impl Replay {
         for entry in recording {
             let entry = entry?;
             tokio::select! {
+                biased;
                 () = &mut environment.shutdown => {
                     stopped = true;
                     break;
@@ -105,7 +104,7 @@ impl Replay {
 }
 
 /// Sends all that waits; returns how many reports that were.
-async fn send(feed: &mut Feed, client: &mut KvIndexerClient<Channel>) -> Result<u64, Failure> {
+async fn send(feed: &mut Feed, client: &mut Remote) -> Result<u64, Failure> {
     let mut sent = 0;
     while let Some(report) = feed.report() {
         client.apply_external_kv_batch(report).await.map_err(|status| failed(&status))?;
@@ -126,6 +125,7 @@ async fn publish(
     writeln!(environment.out, "{}: waiting for a subscriber", publisher.endpoint)?;
     environment.out.flush()?;
     tokio::select! {
+        biased;
         () = &mut environment.shutdown => return Ok(Outcome::Negative),
         () = publisher.joined() => {}
     }
@@ -140,6 +140,7 @@ async fn publish(
             continue;
         }
         tokio::select! {
+            biased;
             () = &mut environment.shutdown => break,
             sending = async {
                 clock.reach(entry.at).await;

@@ -176,7 +176,7 @@ fn as_json(entry: &Entry, decoder: &mut Decoder) -> Value {
 }
 
 fn event_json(batch: &Batch<'_, '_>, event: &Event) -> Value {
-    let blocks: Vec<i64> = batch.hashes(event).collect();
+    let blocks: Vec<Value> = batch.hashes(event).map(output::hash).collect();
     match event.change {
         Change::Cleared => json!({"event": "cleared"}),
         Change::Removed { tier } => {

@@ -219,5 +219,5 @@ fn compare(expected: &Held, found: &Held, differences: &mut Vec<Difference>) {
 
 fn difference_json(difference: &Difference) -> Value {
     let Difference { worker, place, what } = difference;
-    json!({"worker": worker, "tier": tier_name(place.tier), "block": place.hash, "difference": what})
+    json!({"worker": worker, "tier": tier_name(place.tier), "block": output::hash(place.hash), "difference": what})
 }

@@ -12,15 +12,19 @@ use bytes::{Buf, BufMut, Bytes};
 use http::uri::PathAndQuery;
 use tonic::client::Grpc;
 use tonic::codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status};
 
-use super::config::{self, ConfigError};
+use super::config::{self, Config, ConfigError};
 use super::{Answer, ErrorClass, Prompt, QueryError};
 use crate::limits::MESSAGE_BYTES_MAX;
 
 /// The RPC's path.
 const PATH: &str = "/kv_indexer.v1.KVIndexer/MatchExternalKvPrefix";
+
+/// The header of a token.
+pub(crate) const AUTHORIZATION: &str = "authorization";
 
 /// Room first made for a message: most fit, and a larger one says its length before it comes.
 const BUFFER_BYTES: usize = 1024;
@@ -32,13 +36,19 @@ pub(super) struct Server {
     endpoint: Endpoint,
     /// Made by the first query, inside of its runtime. Connects by itself when it is used.
     channel: OnceLock<Channel>,
+    bearer: Option<MetadataValue<Ascii>>,
     answer_bytes_max: usize,
 }
 
 impl Server {
-    pub(super) fn new(name: &str, answer_bytes_max: usize) -> Result<Self, ConfigError> {
-        let endpoint = config::parse(name)?;
-        Ok(Server { name: name.into(), endpoint, channel: OnceLock::new(), answer_bytes_max })
+    pub(super) fn new(name: &str, config: &Config) -> Result<Self, ConfigError> {
+        Ok(Server {
+            name: name.into(),
+            endpoint: config::parse(name, &config.credentials)?,
+            channel: OnceLock::new(),
+            bearer: config.credentials.bearer()?,
+            answer_bytes_max: config.answer_bytes_max,
+        })
     }
 
     /// The endpoint as it was configured.
@@ -68,6 +78,9 @@ impl Server {
             .map_err(|error| Status::unavailable(with_causes(error.to_string(), error.source())))?;
         let mut request = Request::new(message);
         request.set_timeout(limit);
+        if let Some(bearer) = &self.bearer {
+            request.metadata_mut().insert(AUTHORIZATION, bearer.clone());
+        }
         let answer = grpc.unary(request, PathAndQuery::from_static(PATH), Raw).await?;
         Ok(answer.into_inner())
     }

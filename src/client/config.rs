@@ -8,11 +8,15 @@ use std::time::Duration;
 
 use tonic::transport::Endpoint;
 
+use super::Credentials;
 use crate::limits::{MESSAGE_BYTES_MAX, PREFIX_QUERIES_IN_FLIGHT_DEFAULT};
 
 /// Time that a query has, unless configured: what a router can spare before it
 /// had better route by load.
 const DEADLINE_DEFAULT: Duration = Duration::from_millis(100);
+
+/// Longest deadline: `grpc-timeout` has eight digits.
+const DEADLINE_MAX: Duration = Duration::from_secs(3600);
 
 /// Longest that connecting may take. It goes on behind a query that has given up, so
 /// that a later one finds the connection.
@@ -24,9 +28,11 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// How a client asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Servers in order of preference, at least one: `http://HOST:PORT` or `unix:PATH`.
+    /// Servers in order of preference, at least one: `http://HOST:PORT`, `https://HOST:PORT` or `unix:PATH`.
     pub endpoints: Vec<String>,
-    /// Time that a query has in all, sent as `grpc-timeout`; not zero.
+    /// How servers are known and what they are shown.
+    pub credentials: Credentials,
+    /// Time that a query has in all, sent as `grpc-timeout`; not zero, and at most an hour.
     pub deadline: Duration,
     /// Queries under way at once, at least 1; above it a query is refused, never queued.
     pub in_flight_max: usize,
@@ -39,6 +45,7 @@ impl Config {
     pub fn with_endpoints(endpoints: impl IntoIterator<Item = impl Into<String>>) -> Self {
         Config {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
+            credentials: Credentials::default(),
             deadline: DEADLINE_DEFAULT,
             in_flight_max: PREFIX_QUERIES_IN_FLIGHT_DEFAULT,
             answer_bytes_max: MESSAGE_BYTES_MAX,
@@ -52,7 +59,8 @@ impl Config {
         }
         // The most that the counter of permits can hold.
         let permits = 1..=tokio::sync::Semaphore::MAX_PERMITS;
-        if self.deadline.is_zero() || !permits.contains(&self.in_flight_max) || self.answer_bytes_max == 0 {
+        let deadline_fits = !self.deadline.is_zero() && self.deadline <= DEADLINE_MAX;
+        if !deadline_fits || !permits.contains(&self.in_flight_max) || self.answer_bytes_max == 0 {
             return Err(ConfigError::Bound);
         }
         Ok(())
@@ -66,16 +74,18 @@ pub enum ConfigError {
     NoEndpoint,
     /// A deadline or bound is zero, or more queries in flight than can be counted.
     Bound,
-    /// An endpoint is neither `http://HOST:PORT` nor `unix:PATH`.
+    /// An endpoint is none of `http://HOST:PORT`, `https://HOST:PORT` and `unix:PATH`.
     Endpoint {
         /// As it was given.
         endpoint: String,
     },
-    /// An endpoint asks for TLS, which this build has not.
-    Tls {
+    /// An endpoint asks for TLS, and no authorities are given to know the server by.
+    Authorities {
         /// As it was given.
         endpoint: String,
     },
+    /// Authorities, certificate or key are no PEM that fits together, or the token is no text of a header.
+    Credentials,
 }
 
 impl fmt::Display for ConfigError {
@@ -84,11 +94,15 @@ impl fmt::Display for ConfigError {
             ConfigError::NoEndpoint => f.write_str("no endpoint to ask"),
             ConfigError::Bound => f.write_str("a deadline or bound is zero or too large"),
             ConfigError::Endpoint { endpoint } => {
-                write!(f, "{endpoint:?} is no endpoint: it takes http://HOST:PORT or unix:PATH")
+                write!(
+                    f,
+                    "{endpoint:?} is no endpoint: it takes http://HOST:PORT, https://HOST:PORT or unix:PATH"
+                )
             }
-            ConfigError::Tls { endpoint } => {
-                write!(f, "{endpoint:?} asks for TLS, which this build has not")
+            ConfigError::Authorities { endpoint } => {
+                write!(f, "{endpoint:?} asks for TLS, and there are no authorities to know it by")
             }
+            ConfigError::Credentials => f.write_str("certificates, key or token cannot be used"),
         }
     }
 }
@@ -98,22 +112,20 @@ impl std::error::Error for ConfigError {}
 /// The connection's settings for an endpoint that can be used.
 ///
 /// # Errors
-/// It has another scheme than `http://` or `unix:`, or no host.
-pub(crate) fn parse(endpoint: &str) -> Result<Endpoint, ConfigError> {
+/// It has another scheme than these three, or no host, or the credentials do not fit it.
+pub(crate) fn parse(endpoint: &str, credentials: &Credentials) -> Result<Endpoint, ConfigError> {
     let refused = || ConfigError::Endpoint { endpoint: endpoint.to_owned() };
+    let is_tls = endpoint.starts_with("https://");
     let usable = if let Some(path) = endpoint.strip_prefix("unix:") {
         !path.trim_start_matches("//").is_empty()
-    } else if endpoint.starts_with("http://") {
-        is_host(&endpoint.parse().map_err(|_| refused())?)
-    } else if endpoint.starts_with("https://") {
-        return Err(ConfigError::Tls { endpoint: endpoint.to_owned() });
     } else {
-        false
+        (is_tls || endpoint.starts_with("http://")) && is_host(&endpoint.parse().map_err(|_| refused())?)
     };
     if !usable {
         return Err(refused());
     }
     let connection = Endpoint::from_shared(endpoint.to_owned()).map_err(|_| refused())?;
+    let connection = if is_tls { credentials.secure(connection, endpoint)? } else { connection };
     Ok(connection
         .connect_timeout(CONNECT_MAX)
         .http2_keep_alive_interval(KEEP_ALIVE)
@@ -144,7 +156,7 @@ mod tests {
             "unix:/run/x.sock",
             "unix:///run/x",
         ] {
-            assert!(parse(endpoint).is_ok(), "{endpoint}");
+            assert!(parse(endpoint, &Credentials::default()).is_ok(), "{endpoint}");
         }
     }
 
@@ -158,6 +170,7 @@ mod tests {
             "HTTP//x",
             "http://",
             "http://:50051",
+            "https://:50051",
             "http:///path",
             "http://indexer/path",
             "http://indexer?x",
@@ -166,11 +179,25 @@ mod tests {
             "unix:",
             "unix://",
         ] {
-            let error = parse(endpoint).expect_err(endpoint);
+            let error = parse(endpoint, &Credentials::default()).expect_err(endpoint);
             assert_eq!(error, ConfigError::Endpoint { endpoint: endpoint.to_owned() });
             assert!(error.to_string().contains(endpoint));
         }
-        assert!(matches!(parse("https://indexer"), Err(ConfigError::Tls { .. })));
+    }
+
+    #[test]
+    fn credentials_that_cannot_work_are_refused_and_never_shown() {
+        let none = Credentials::default();
+        assert!(matches!(parse("https://indexer", &none), Err(ConfigError::Authorities { .. })));
+        let bad = Credentials {
+            authorities_pem: Some("-----BEGIN CERTIFICATE-----\nsecret".into()),
+            identity_pem: Some(("secret".into(), "secret".into())),
+            token: Some("secret\n".into()),
+        };
+        assert_eq!(parse("https://indexer", &bad).err(), Some(ConfigError::Credentials));
+        assert_eq!(bad.bearer().err(), Some(ConfigError::Credentials));
+        assert!(!format!("{bad:?}{}", ConfigError::Credentials).contains("secret"));
+        assert!(parse("http://indexer", &bad).is_ok(), "they are for https alone");
     }
 
     #[test]
@@ -181,6 +208,7 @@ mod tests {
         assert_eq!(Config::with_endpoints(none).check(), Err(ConfigError::NoEndpoint));
         for bad in [
             Config { deadline: Duration::ZERO, ..good.clone() },
+            Config { deadline: Duration::MAX, ..good.clone() },
             Config { in_flight_max: 0, ..good.clone() },
             Config { in_flight_max: usize::MAX, ..good.clone() },
             Config { answer_bytes_max: 0, ..good.clone() },

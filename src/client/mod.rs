@@ -9,6 +9,7 @@
 //! | part | what it is |
 //! |---|---|
 //! | `config` | endpoints and bounds, refused at construction where they cannot work |
+//! | `credentials` | TLS and tokens |
 //! | `prompt` | a prompt's hashes, encoded once as the request that carries them |
 //! | `call` | one attempt at one endpoint |
 //! | `health` | which endpoint to ask first; no clock and no socket of its own |
@@ -20,8 +21,8 @@
 //! failed last and only until their time to be tried again comes, when one query
 //! tries them. A server that cannot be reached, is too slow or overloaded passes the
 //! query on. While another endpoint is left to ask, an attempt may use half of the
-//! time that is left, so a server that hangs costs time and not the answer. Two
-//! servers are two indexes: fail over only between servers that bridges report alike to.
+//! time that is left, so a server that hangs costs time and not the answer. Fail over only
+//! between servers that bridges report alike to.
 //!
 //! **Bounds.** In flight at once: [`Config::in_flight_max`], above it a query is
 //! refused at once. An answer is at most [`Config::answer_bytes_max`]. A prompt of
@@ -78,6 +79,7 @@ pub struct RoutingGuide;
 mod answer;
 mod call;
 mod config;
+mod credentials;
 mod embedded;
 mod error;
 mod health;
@@ -89,11 +91,12 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
-pub(crate) use call::{Raw, reason};
+pub(crate) use call::{AUTHORIZATION, Raw, reason};
 pub(crate) use config::parse as endpoint;
 
 pub use answer::{Answer, Malformed, Match, Matches};
 pub use config::{Config, ConfigError};
+pub use credentials::Credentials;
 pub use embedded::Embedded;
 pub use error::{ErrorClass, QueryError};
 pub use prompt::{HASHES_PER_QUERY_MAX, Prompt};
@@ -140,7 +143,7 @@ impl Client {
     /// There is no endpoint, one of them cannot be used, or a bound is zero.
     pub fn new(config: &Config) -> Result<Self, ConfigError> {
         config.check()?;
-        let server = |endpoint: &String| Server::new(endpoint, config.answer_bytes_max);
+        let server = |endpoint: &String| Server::new(endpoint, config);
         let servers = config.endpoints.iter().map(server).collect::<Result<Vec<_>, _>>()?;
         Ok(Client {
             health: Mutex::new(Health::new(servers.len())),

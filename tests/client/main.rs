@@ -1,6 +1,7 @@
 //! The client against the real server, and against one that misbehaves.
 
 mod fake;
+mod secure;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,7 +14,7 @@ use tonic::{Code, Request, Status};
 
 use super::plan::{self, Call, Kind, Plan};
 use crate::cli::Failure;
-use crate::client::{self, Raw};
+use crate::client::{self, Credentials, Raw};
 
 /// Calls of an open loop that may wait for answers at once; more are counted as not sent.
 const OUTSTANDING_MAX: usize = 1_000;
@@ -57,7 +57,8 @@ impl Load {
         plan: Plan,
         timeout: Duration,
     ) -> Result<Self, Failure> {
-        let endpoint = client::endpoint(server).map_err(|error| Failure::Input(error.to_string()))?;
+        let endpoint = client::endpoint(server, &Credentials::default())
+            .map_err(|error| Failure::Input(error.to_string()))?;
         let mut channels = Vec::new();
         for _ in 0..connections {
             let channel = endpoint.connect().await;

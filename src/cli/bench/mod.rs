@@ -64,7 +64,7 @@ struct Prompts {
 pub(super) struct Run {
     #[command(flatten)]
     sizes: Prompts,
-    /// The server: http://HOST:PORT. It is filled with workers and blocks that do not exist.
+    /// The server, without TLS or tokens: http://HOST:PORT. It is filled with workers and blocks that do not exist.
     /// [default: http://[::1]:50051] [env: KV_INDEXER_ENDPOINT]
     #[arg(long, short, value_name = "URL")]
     server: Option<String>,
@@ -148,10 +148,11 @@ impl Bench {
                 let answer = plan::answer(size(sizes.blocks), size(sizes.holders));
                 let listener = self::listen(listen, environment).await?;
                 tokio::select! {
+                    biased;
+                    () = &mut environment.shutdown => {}
                     served = noop::serve(listener, answer) => {
                         served.map_err(|error| Failure::Input(format!("{listen}: {error}")))?;
                     }
-                    () = &mut environment.shutdown => {}
                 }
                 Ok(Outcome::Done)
             }
@@ -176,7 +177,7 @@ impl Run {
     async fn run(self, mode: Mode, environment: &mut Environment<'_>) -> Result<Outcome, Failure> {
         let server = match &self.server {
             Some(server) => server.clone(),
-            None => remote::endpoint_default(environment)?,
+            None => remote::endpoints_default(environment)?[0].clone(),
         };
         if !self.anywhere && !is_here(&server)? {
             return Err(Failure::Input(format!("{server} is not on this machine; --anywhere allows that")));
