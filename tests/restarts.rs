@@ -64,7 +64,7 @@ impl Worker {
         };
         match &event {
             Event::Cleared => self.holds.clear(),
-            Event::Removed(blocks) => blocks.iter().for_each(|block| drop(self.holds.remove(block))),
+            Event::Removed(blocks) => self.holds.retain(|block| !blocks.contains(block)),
             Event::Stored(blocks) => self.holds.extend(blocks),
         }
         self.publisher.send(batch(&[event])).await;
@@ -88,12 +88,12 @@ async fn until_settled(address: &str, workers: &[Worker], round: u64) {
         if found.iter().map(|(worker, held)| (*worker, held)).eq(wanted.iter().map(|(w, h)| (*w, *h))) {
             return;
         }
-        let counts = |held: Vec<usize>| held;
+        let counts = |held: BTreeMap<&str, usize>| format!("{held:?}");
         assert!(
             tries < TRIES,
-            "round {round}, {address}: {:?} blocks instead of {:?}",
-            counts(found.values().map(BTreeSet::len).collect()),
-            counts(wanted.values().map(|held| held.len()).collect()),
+            "round {round}, {address}: blocks {} instead of {}",
+            counts(found.iter().map(|(worker, held)| (*worker, held.len())).collect()),
+            counts(wanted.iter().map(|(worker, held)| (*worker, held.len())).collect()),
         );
         tokio::time::sleep(PAUSE).await;
     }
