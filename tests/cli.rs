@@ -421,6 +421,34 @@ async fn a_bench_counts_right_answers_and_tells_wrong_ones() {
     assert_eq!((code, &rows[0][7][..]), (0, "-"), "{rows:?}");
 }
 
+/// A flood lasts until its subscriber leaves, which it does after five messages.
+#[tokio::test]
+async fn a_flood_is_an_engines_stream() {
+    let mut flood = command(&["bench", "flood", "--listen", "127.0.0.1:0", "--seconds", "3600"]);
+    let mut flood = flood.spawn().expect("the binary");
+    let mut lines = BufReader::new(flood.stdout.as_mut().expect("piped")).lines();
+    let line = lines.next_line().await.expect("UTF-8").expect("a line");
+    let endpoint = format!("tcp://{}", line.strip_prefix("listening on ").expect(&line));
+    let scratch = Scratch::new("flood");
+    let output = run(&["record", &endpoint, scratch.path(), "--count", "5"]).await;
+    assert_eq!(code(&output), 0, "{output:?}");
+    let told = lines.next_line().await.expect("UTF-8").expect("a line");
+    assert!(told.contains("batches"), "{told}");
+    assert!(flood.wait().await.expect("it ends").success());
+
+    let shown = String::from_utf8(run(&["show", scratch.path(), "--json"]).await.stdout).expect("UTF-8");
+    let shown: Vec<Value> =
+        shown.lines().skip(1).map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(shown.len(), 5);
+    for (number, message) in shown.iter().enumerate() {
+        assert_eq!(message["sequence"], number);
+        let events: Vec<_> = message["events"].as_array().expect("events").iter().collect();
+        let kinds: Vec<_> = events.iter().map(|event| &event["event"]).collect();
+        assert_eq!(kinds, ["removed", "stored"]);
+        assert_eq!(events[1]["blocks"].as_array().map(Vec::len), Some(32));
+    }
+}
+
 #[tokio::test]
 async fn every_shell_has_its_completions() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
