@@ -147,8 +147,12 @@ impl Settings {
     /// are absent are left out. No setting is a secret: secrets come from files.
     pub fn in_force(&self, table: &[Setting]) -> String {
         let set = table.iter().filter_map(|setting| Some((setting.name, self.get(setting)?)));
-        // Quoted, so that a value can neither break the line nor look like a further setting.
-        let texts = set.map(|(name, value)| format!("{name}={:?}", value));
+        // Quoted where a value could else break the line or look like a further setting.
+        let is_plain = |value: &str| value.chars().all(|c| c.is_ascii_graphic() && c != '"' && c != '\\');
+        let texts = set.map(|(name, value)| match is_plain(value) {
+            true => format!("{name}={value}"),
+            false => format!("{name}={value:?}"),
+        });
         texts.collect::<Vec<_>>().join(" ")
     }
 
@@ -242,8 +246,8 @@ mod tests {
     #[test]
     fn what_is_in_force_is_told_in_one_line() {
         let settings = read(&["--kv-test-name", "a b\nKV=1"], &[]);
-        assert_eq!(settings.in_force(TABLE), r#"KV_TEST_PORT="7" KV_TEST_NAME="a b\nKV=1""#);
-        assert_eq!(read(&[], &[]).in_force(TABLE), r#"KV_TEST_PORT="7""#);
+        assert_eq!(settings.in_force(TABLE), r#"KV_TEST_PORT=7 KV_TEST_NAME="a b\nKV=1""#);
+        assert_eq!(read(&[], &[]).in_force(TABLE), "KV_TEST_PORT=7");
     }
 
     #[test]

@@ -129,7 +129,7 @@ async fn a_publisher_that_comes_back_is_followed_again() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_away_gets_everything_in_order_once_it_is_back() {
+async fn a_server_that_is_away_is_told_everything_once_it_is_back() {
     let mut publisher = Publisher::bind("").await;
     let mut server = Recorder::start(&[]).await;
     let bridge = Bridge::start(&publisher.endpoint, &server.url(), &[]);
@@ -140,19 +140,20 @@ async fn a_server_that_is_away_gets_everything_in_order_once_it_is_back() {
     for last in 2..=400 {
         publisher.send(batch(&[Event::Removed(vec![last - 1]), Event::Stored(vec![last])])).await;
     }
+    let last = bridge.until(|now| now.last_sequence == Some(399)).await;
+    assert!(
+        !last.servers[0].synchronised || last.servers[0].failures > 0 || last.servers[0].pending_bytes > 0
+    );
     let mut server = Recorder::start_at(address, &[]).await;
-    let mut held = BTreeSet::from([1]);
-    let requests = until_stored(&mut server, 400).await;
-    let stored: Vec<i64> = requests
-        .iter()
-        .flat_map(|request| &request.actions)
-        .filter(|action| action.r#type() == Type::ActionReport)
-        .flat_map(|action| action.hashes.clone())
-        .collect();
-    assert_eq!(stored, (2..=400).collect::<Vec<i64>>());
-    requests.iter().for_each(|request| apply(&mut held, request));
-    assert_eq!(held, BTreeSet::from([400]));
-    assert!(requests.iter().all(|request| request.actions.len() <= 256));
+    // It names no instance, so on a new connection it may be one that knows nothing.
+    let now = bridge.until(|now| now.servers[0].synchronisations == 2).await;
+    assert!(now.servers[0].synchronised);
+    let mut held = BTreeSet::from([99]);
+    while held != BTreeSet::from([400]) {
+        let (request, _) = server.next().await;
+        assert!(request.actions.len() <= 256);
+        apply(&mut held, &request);
+    }
     bridge.stop().await;
 }
 
@@ -254,10 +255,10 @@ async fn a_worker_that_stays_away_is_withdrawn_once() {
 }
 
 #[tokio::test]
-async fn https_is_refused_by_a_build_without_tls() {
+async fn https_without_authorities_is_refused() {
     let bridge = Bridge::start("tcp://127.0.0.1:9", "https://localhost:1", &[]);
-    let error = bridge.running.await.expect("no panic").expect_err("no TLS");
-    assert!(error.to_string().contains("TLS"), "{error}");
+    let error = bridge.running.await.expect("no panic").expect_err("no authorities");
+    assert!(error.to_string().contains("https"), "{error}");
 }
 
 async fn until_called(server: &mut Recorder, times: usize) {

@@ -1,23 +1,18 @@
 //! What a bridge does while its server does not answer: few and full RPCs afterwards, bounded memory
-//! meanwhile, and what its publisher had to drop brought back by the replay.
+//! meanwhile, and everything told anew if more happened than waits.
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeSet;
 
-use bytes::Bytes;
-use common::bridge::{Bridge, numbered, until_stored};
-use common::peer::{Answer, Dropping, Replay, listen};
+use common::bridge::{Bridge, apply, numbered, until_stored};
 use common::publisher::{Event, Publisher, batch};
 use common::server::Recorder;
-use common::{PAUSE, TRIES};
 use rmp::encode;
 use sgl_kv_indexer::bridge::health::Incomplete;
 use sgl_kv_indexer::bridge::{CHANGE_BYTES_RATIO, PENDING_BYTES_MAX};
 use sgl_kv_indexer::limits::{ACTIONS_PER_APPLY_MAX, HASHES_PER_CALL_MAX};
-use sgl_kv_indexer::pb::ExternalKvActionType as Type;
+use sgl_kv_indexer::pb::{ExternalKvAction, ExternalKvActionType as Type};
 
 /// Sends batches while an RPC is held, and returns the actions and hashes of each RPC that carries them.
 async fn merged(batches: &[Vec<Event>], last: i64) -> Vec<(usize, usize)> {
@@ -65,11 +60,12 @@ async fn batches_that_arrive_during_an_rpc_go_in_as_few_as_the_contract_allows()
 /// Blocks of one large batch.
 const BLOCKS: u64 = 60_000;
 
-/// Batches of them that are sent: about three times what waits in a bridge, so that many are dropped.
-const SENT: u64 = 100;
+/// Batches of them that are sent: half as many blocks again as wait for a server at most.
+const SENT: u64 = 50;
+const _: () = assert!(SENT * BLOCKS * 32 > PENDING_BYTES_MAX as u64 * 5 / 4);
 
-/// Batch `number`, a store of many blocks without their tokens.
-fn large(number: u64) -> Vec<Bytes> {
+/// A store of many blocks without their tokens.
+fn large(number: u64) -> Vec<u8> {
     let mut out = Vec::new();
     let write = &mut out;
     encode::write_array_len(write, 2).unwrap();
@@ -85,72 +81,65 @@ fn large(number: u64) -> Vec<Bytes> {
     encode::write_array_len(write, 0).unwrap();
     encode::write_uint(write, 16).unwrap();
     encode::write_nil(write).unwrap();
-    vec![Bytes::new(), number.to_be_bytes().to_vec().into(), out.into()]
+    out
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_publisher_drops_while_the_server_is_silent_is_repaired_or_told() {
-    for replays in [true, false] {
-        let sent = Arc::new(AtomicU64::new(0));
-        let upto = Arc::clone(&sent);
-        let replay = Replay::start(move |_, from| Answer {
-            batches: (from..upto.load(Ordering::SeqCst)).map(large).collect(),
-            ended: true,
-        })
-        .await;
-        let (listener, endpoint) = listen().await;
-        let mut server = Recorder::start(&[]).await;
-        server.hold(true);
-        // More blocks than copies are counted of, so the stream is read as SGLang's is.
-        let settings = [("KV_INDEXER_COPIES", "set")];
-        let bridge = Bridge::start_with(&endpoint, &server.url(), &settings, |config| {
-            config.source.replay = Some(replay.endpoint.clone()).filter(|_| replays);
-        });
-        let publisher = Dropping::accept(&listener, 4).await;
-        // The publisher goes on whatever its subscriber does, until it has dropped a good part.
-        let (mut number, mut dropped, mut highest) = (0, 0, 0);
-        for _ in 0..TRIES {
-            if number < SENT - 1 {
-                // Before it is sent, as an engine keeps a batch before it sends it.
-                sent.store(number + 1, Ordering::SeqCst);
-                dropped += u64::from(!publisher.send(large(number)));
-                number += 1;
-            }
-            let pending = bridge.statuses.snapshot()[0].pending_bytes;
-            highest = highest.max(pending);
-            if number == SENT - 1 && highest >= PENDING_BYTES_MAX {
-                break;
-            }
-            tokio::time::sleep(PAUSE / 10).await;
-        }
-        let message = large(SENT - 1)[2].len();
-        assert!(dropped > 0 && highest >= PENDING_BYTES_MAX, "{dropped} dropped, {highest} bytes");
-        assert!(highest <= PENDING_BYTES_MAX + CHANGE_BYTES_RATIO * message, "{highest} bytes");
-
-        server.hold(false);
-        sent.store(SENT, Ordering::SeqCst);
-        publisher.send_in_time(large(SENT - 1)).await;
-        let last = (SENT * BLOCKS - 1).cast_signed();
-        let mut reported: BTreeMap<u64, Vec<i64>> = BTreeMap::new();
-        for request in until_stored(&mut server, last).await {
-            let reports = request.actions.iter().filter(|action| action.r#type() == Type::ActionReport);
-            reported.insert(request.seq, reports.flat_map(|action| action.hashes.clone()).collect());
-        }
-        let reported: Vec<i64> = reported.into_values().flatten().collect();
-        assert!(reported.is_sorted_by(|one, next| one < next), "each block once and in order");
-        let now = bridge.until(|now| !now.repairing && now.pending_bytes == 0).await;
-        if replays {
-            assert!(now.health.repaired_batches >= dropped, "{dropped} dropped: {}", now.health);
-            assert_eq!(reported.len() as u64, SENT * BLOCKS);
-            assert_eq!((now.health.missing_batches, now.health.incomplete), (0, None));
-        } else {
-            assert!(now.health.gaps > 0);
-            assert_eq!((reported.len() as u64) / BLOCKS, SENT - dropped);
-            assert_eq!(now.health.missing_batches, dropped);
-            assert!(matches!(now.health.incomplete, Some((_, Incomplete::Gap | Incomplete::JoinedLate))));
-        }
-        bridge.stop().await;
+async fn a_server_that_is_silent_for_long_is_told_everything_and_nothing_is_lost() {
+    let mut publisher = Publisher::bind("").await;
+    let mut server = Recorder::start(&[]).await;
+    server.hold(true);
+    // More blocks than copies are counted of, so the stream is read as SGLang's is.
+    let bridge = Bridge::start(&publisher.endpoint, &server.url(), &[("KV_INDEXER_COPIES", "set")]);
+    publisher.joined().await;
+    let (mut highest, mut fell) = (0, false);
+    for number in 0..SENT {
+        publisher.send(large(number)).await;
+        // The socket is read on, so the publisher never has to drop.
+        let now = bridge.until(|now| now.last_sequence == Some(number)).await;
+        let pending = now.servers[0].pending_bytes;
+        fell |= pending < highest;
+        highest = highest.max(pending);
     }
+    let message = large(SENT - 1).len();
+    assert!(highest <= PENDING_BYTES_MAX + CHANGE_BYTES_RATIO * message, "{highest} bytes");
+    assert!(fell, "what waited was given up for the mirror");
+    publisher.send(batch(&[Event::Removed((0..100).collect())])).await;
+    bridge.until(|now| now.last_sequence == Some(SENT)).await;
+
+    server.hold(false);
+    let mut held = BTreeSet::new();
+    let expected = (SENT * BLOCKS - 100) as usize;
+    let mut clears = 0;
+    while held.len() != expected || held.contains(&0) {
+        let (request, _) = server.next().await;
+        let is_clear = |action: &ExternalKvAction| action.r#type() == Type::ActionClearAllAtTier;
+        clears += usize::from(request.actions.iter().any(is_clear));
+        apply(&mut held, &request);
+    }
+    assert!(clears >= 2, "once at the start and once to begin anew: {clears}");
+    let now = bridge.until(|now| now.servers[0].synchronised).await;
+    assert_eq!((now.health.gaps, now.health.incomplete), (0, None));
+    bridge.stop().await;
+}
+
+#[tokio::test]
+async fn what_does_not_fit_the_mirror_is_left_out_and_told() {
+    let mut publisher = Publisher::bind("").await;
+    let mut server = Recorder::start(&[]).await;
+    let bridge =
+        Bridge::start(&publisher.endpoint, &server.url(), &[("KV_INDEXER_MIRROR_MAX_BLOCKS", "100")]);
+    publisher.joined().await;
+    publisher.send(batch(&[Event::Stored((0..90).collect())])).await;
+    publisher.send(batch(&[Event::Stored((90..150).collect())])).await;
+    publisher.send(batch(&[Event::Removed((0..90).collect()), Event::Stored((200..260).collect())])).await;
+    let now = bridge.until(|now| now.last_sequence == Some(2)).await;
+    assert_eq!(now.health.left_out_blocks, 60);
+    assert!(matches!(now.health.incomplete, Some((_, Incomplete::Full))));
+    let mut held = BTreeSet::new();
+    until_stored(&mut server, 259).await.iter().for_each(|request| apply(&mut held, request));
+    assert_eq!(held, (200..260).collect());
+    bridge.stop().await;
 }
 
 #[tokio::test]
@@ -162,6 +151,6 @@ async fn a_server_that_never_answers_does_not_keep_a_bridge_from_stopping() {
     server.next().await;
     publisher.joined().await;
     publisher.send_frames(numbered(0)).await;
-    bridge.until(|now| now.pending_bytes > 0).await;
+    bridge.until(|now| now.servers[0].pending_bytes > 0).await;
     bridge.stop().await;
 }

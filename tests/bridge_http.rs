@@ -38,7 +38,7 @@ async fn a_stream_is_shown_from_its_start_through_a_gap() {
     publisher.send_frames(numbered(0)).await;
     publisher.send_frames(numbered(3)).await;
     bridge.until(|now| now.last_sequence == Some(3)).await;
-    bridge.until(|now| now.pending_bytes == 0 && now.server_failures == 0).await;
+    bridge.until(|now| now.servers[0].pending_bytes == 0 && now.servers[0].failures == 0).await;
 
     let (_, text) = page(&pages, "/metrics");
     let expected = [

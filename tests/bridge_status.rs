@@ -47,7 +47,10 @@ async fn a_status_says_what_its_stream_goes_through() {
     let bridge = Bridge::start(&publisher.endpoint, &server.url(), &[]);
     let first = bridge.statuses.snapshot().remove(0);
     assert_eq!((&*first.worker_id, &*first.worker_address), ("w0", "http://w0:30000"));
-    assert_eq!((&*first.endpoint, &*first.server), (publisher.endpoint.as_str(), server.url().as_str()));
+    assert_eq!(
+        (&*first.endpoint, &*first.servers[0].server),
+        (publisher.endpoint.as_str(), server.url().as_str())
+    );
     assert_eq!((first.health.connected, first.last_sequence, first.ended), (false, None, None));
     publisher.joined().await;
     bridge.until(|now| now.health.connected).await;
@@ -82,7 +85,11 @@ async fn a_status_says_what_its_stream_goes_through() {
     let cleared = batch(&[Event::Cleared]);
     publisher.send_frames(vec![Bytes::new(), 10_u64.to_be_bytes().to_vec().into(), cleared.into()]).await;
     bridge.until(|now| now.last_sequence == Some(10) && now.health.incomplete.is_none()).await;
-    bridge.until(|now| now.pending_bytes == 0 && now.sent_rpcs > 0 && now.server_failures == 0).await;
+    bridge
+        .until(|now| {
+            now.servers[0].pending_bytes == 0 && now.servers[0].sent_rpcs > 0 && now.servers[0].failures == 0
+        })
+        .await;
 
     publisher.close().await;
     let now = bridge.until(|now| !now.health.connected).await;
@@ -99,9 +106,9 @@ async fn a_server_that_takes_nothing_shows_and_one_that_refuses_ends_the_stream(
         Recorder::start(&[Code::Unavailable, Code::Unavailable, Code::Ok, Code::InvalidArgument]).await;
     let bridge = Bridge::start(&publisher.endpoint, &server.url(), &[]);
     // The clear that a bridge begins with is what is not taken.
-    let now = bridge.until(|now| now.server_failures > 0).await;
-    assert_eq!((now.sent_rpcs, now.ended), (0, None));
-    bridge.until(|now| now.sent_rpcs == 1 && now.server_failures == 0).await;
+    let now = bridge.until(|now| now.servers[0].failures > 0).await;
+    assert_eq!((now.servers[0].sent_rpcs, now.ended), (0, None));
+    bridge.until(|now| now.servers[0].sent_rpcs == 1 && now.servers[0].failures == 0).await;
     publisher.joined().await;
     publisher.send_frames(numbered(0)).await;
     let now = bridge.until(|now| now.ended.is_some()).await;

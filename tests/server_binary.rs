@@ -4,6 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 
+use sgl_kv_indexer::pb::MatchExternalKvPrefixRequest;
+use sgl_kv_indexer::pb::kv_indexer_client::KvIndexerClient;
+
 fn server(variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kv-indexer-server"));
     command.env_clear().envs(variables.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -24,6 +27,7 @@ fn a_bad_setting_stops_the_start_in_one_line() {
         ("RUST_LOG", "sgl_kv_indexer=loud"),
         ("KV_INDEXER_HTTP_ADDR", "9464"),
         ("KV_INDEXER_LOG_FORMAT", "xml"),
+        ("KV_INDEXER_TRACE_CONTEXT", "yes"),
     ] {
         let output = server(&[(name, value)]).output().expect("a binary");
         let text = stderr(&output);
@@ -120,6 +124,41 @@ fn a_json_log_is_an_object_per_line() {
         let object: serde_json::Value =
             serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         assert!(object["level"].is_string() && object["message"].is_string(), "{line}");
+    }
+}
+
+// On a thread of its own the client hears of the drain while the log is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_callers_trace_is_on_the_lines_of_its_call_if_asked_for() {
+    const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    for (asked_for, expected) in [("on", true), ("off", false)] {
+        let variables = [
+            ANY_PORT,
+            ("KV_INDEXER_HTTP_ADDR", "off"),
+            ("KV_INDEXER_TRACE_CONTEXT", asked_for),
+            ("RUST_LOG", "sgl_kv_indexer=debug"),
+        ];
+        let mut child = server(&variables).spawn().expect("a binary");
+        let mut log =
+            BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("UTF-8"));
+        let line = log.find(|line| line.contains("listening")).expect("a server that listens");
+        let address = line.rsplit_once("address=").expect("an address").1.to_owned();
+        let mut client = KvIndexerClient::connect(format!("http://{address}")).await.expect("a server");
+        let mut request =
+            tonic::Request::new(MatchExternalKvPrefixRequest { hashes: vec![1], max_blocks: 0 });
+        request.metadata_mut().insert("traceparent", TRACEPARENT.parse().expect("a value"));
+        client.match_external_kv_prefix(request).await.expect("an answer");
+        drop(client);
+        let sent = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
+        assert!(sent.expect("a shell's kill").success());
+        let rest: Vec<String> = log.collect();
+        let told = rest.iter().any(|line| {
+            let has = |text: &str| line.contains(text);
+            has("answered") && has("0af7651916cd43dd8448eb211c80319c") && has("MatchExternalKvPrefix")
+        });
+        assert_eq!(told, expected, "{asked_for}: {rest:#?}");
+        assert!(expected || !rest.iter().any(|line| line.contains("answered")), "a line per call: {rest:#?}");
+        child.wait().expect("an end");
     }
 }
 

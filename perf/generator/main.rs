@@ -1,4 +1,4 @@
-//! A load generator for any server of the contract, and a server that does nothing.
+//! A load generator for any server of the contract or for a bridge, and a server that does nothing.
 //!
 //! Closed loop: each of so many clients sends its next call when it has the
 //! answer to the last. Open loop (`--rate`): calls leave at fixed times whatever
@@ -7,6 +7,7 @@
 
 mod noop;
 mod plan;
+mod publish;
 mod raw;
 #[path = "../../benches/workload/mod.rs"]
 mod workload;
@@ -56,6 +57,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             let address = text(arguments, "listen").parse()?;
             Ok(runtime.block_on(noop::serve(address, answer))?)
         }
+        Some(("publish", arguments)) => {
+            let seconds = Duration::from_secs_f64(number(arguments, "seconds"));
+            runtime.block_on(publish::flood(text(arguments, "listen"), seconds))
+        }
         Some((mode, arguments)) => {
             let mode = match mode {
                 "query" => Mode::Query,
@@ -100,7 +105,7 @@ fn command() -> Command {
         ])
     };
     Command::new("load")
-        .about("Loads a server of the contract, or stands in for one.")
+        .about("Loads a server of the contract or a bridge, or stands in for a server.")
         .subcommand_required(true)
         .arg(value("threads", "2", "threads of the runtime"))
         .subcommands([
@@ -112,6 +117,10 @@ fn command() -> Command {
                 .about("serves answers of the right size and does nothing")
                 .args(sizes.clone())
                 .arg(value("listen", "[::1]:50052", "address and port")),
+            Command::new("publish")
+                .about("floods one bridge with an engine's events, as fast as it reads them")
+                .arg(value("listen", "127.0.0.1:5557", "address and port"))
+                .arg(value("seconds", "10", "for how long")),
         ])
 }
 

@@ -51,7 +51,7 @@ pub use hashes::PackedHashes;
 pub use ids::{Tier, WorkerId};
 pub use mutation::{Action, Batch, BatchError, CacheSpec};
 pub use shared::{Index, Outcome, ReadGuard};
-pub use view::{ReadView, Sizes};
+pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 
 pub(crate) use blocks::Stretch;

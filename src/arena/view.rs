@@ -39,6 +39,17 @@ pub struct Sizes {
     pub holding_bytes: usize,
 }
 
+/// What a worker's report said of one block at one tier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// The block.
+    pub hash: i64,
+    /// Component mask of the placement.
+    pub mask: u32,
+    /// Length of the block, 0 if unknown.
+    pub tokens: u32,
+}
+
 impl ReadView {
     /// The labels of all workers, to be kept after the view is let go.
     pub fn labels(&self) -> Labels {
@@ -91,6 +102,50 @@ impl ReadView {
     /// How many blocks a worker of this view holds at a tier.
     pub fn holdings(&self, worker: WorkerId, tier: Tier) -> u64 {
         self.arena.workers.get(worker).holding(tier).blocks.len()
+    }
+
+    /// Distinct blocks held, those that only wait for clean-up included.
+    pub fn blocks(&self) -> usize {
+        self.arena.blocks.live()
+    }
+
+    /// Visits what a worker of this view holds at a tier, in the order of slots, which is
+    /// mostly that of chains: from slot `from` on, at most `most` placements.
+    ///
+    /// Returns the slot to go on from, `None` at the end. A block keeps its slot for as
+    /// long as anybody holds it.
+    pub fn holdings_from(
+        &self,
+        worker: WorkerId,
+        tier: Tier,
+        from: u32,
+        most: usize,
+        mut visit: impl FnMut(Placement),
+    ) -> Option<u32> {
+        let holder = self.arena.workers.holder(worker, tier);
+        let mut last = (SetId::EMPTY, 0);
+        let mut slots = self.arena.workers.get(worker).holding(tier).blocks.iter();
+        slots.advance_to(from);
+        for slot in slots.by_ref().take(most) {
+            let block = BlockId(slot);
+            let set = self.set(block);
+            if set != last.0 {
+                last = (set, self.arena.sets.mask_of(set, holder).unwrap_or(0));
+            }
+            visit(Placement {
+                hash: self.arena.blocks.hash(block),
+                mask: last.1,
+                tokens: self.tokens(block),
+            });
+        }
+        slots.next()
+    }
+
+    /// What a worker of this view holds of a block at a tier.
+    pub fn placement(&self, worker: WorkerId, tier: Tier, hash: i64) -> Option<Placement> {
+        let block = self.find(hash)?;
+        let mask = self.arena.sets.mask_of(self.set(block), self.arena.workers.holder(worker, tier))?;
+        Some(Placement { hash, mask, tokens: self.tokens(block) })
     }
 
     /// How large the index is. Counts every chunk, so it is for people, not for every query.

@@ -44,9 +44,10 @@ fn configure(settings: &Settings) -> Result<(Vec<Config>, Option<SocketAddr>), S
     let http_addr = observe::http_addr(settings).map_err(|error| error.to_string())?;
     start_log(settings).map_err(|error| error.to_string())?;
     tracing::info!(
+        target: "sgl_kv_indexer",
         version = version::NUMBER,
         commit = version::COMMIT,
-        settings = settings.in_force(TABLE),
+        settings = %settings.in_force(TABLE),
         streams = configs.len(),
         pending_bytes_max = sgl_kv_indexer::bridge::PENDING_BYTES_MAX,
         "{NAME} starts"

@@ -12,7 +12,7 @@ use clap::Command;
 use process::{exit, fail, http_port, start_log, told_to_stop};
 use sgl_kv_indexer::arena::Index;
 use sgl_kv_indexer::limits;
-use sgl_kv_indexer::server::{Config, SETTINGS, Server};
+use sgl_kv_indexer::server::{Config, SETTINGS, Security, Server};
 use sgl_kv_indexer::settings::{Invocation, SettingError, Settings};
 use sgl_kv_indexer::version;
 use tokio::net::TcpListener;
@@ -33,30 +33,32 @@ fn main() -> ExitCode {
         Err(error) => return fail(NAME, 2, error),
     };
     match configure(&settings) {
-        Ok(config) => run(config),
+        Ok((config, security)) => run(config, security),
         Err(error) => fail(NAME, 2, error),
     }
 }
 
 /// Reads all settings and starts the log with what is in force.
-fn configure(settings: &Settings) -> Result<Config, SettingError> {
+fn configure(settings: &Settings) -> Result<(Config, Security), SettingError> {
     let config = Config::from_settings(settings)?;
+    let security = Security::from_settings(settings)?;
     start_log(settings)?;
     tracing::info!(
+        target: "sgl_kv_indexer",
         version = version::NUMBER,
         commit = version::COMMIT,
-        settings = settings.in_force(SETTINGS),
+        settings = %settings.in_force(SETTINGS),
         message_bytes_max = limits::MESSAGE_BYTES_MAX,
         hashes_per_call_max = limits::HASHES_PER_CALL_MAX,
         actions_per_apply_max = limits::ACTIONS_PER_APPLY_MAX,
         streams_per_connection_max = limits::STREAMS_PER_CONNECTION_MAX,
         "{NAME} starts"
     );
-    Ok(config)
+    Ok((config, security))
 }
 
 #[tokio::main]
-async fn run(config: Config) -> ExitCode {
+async fn run(config: Config, security: Security) -> ExitCode {
     // Before a port is bound, so that no signal finds the process without a handler.
     let shutdown = match told_to_stop() {
         Ok(shutdown) => shutdown,
@@ -70,7 +72,7 @@ async fn run(config: Config) -> ExitCode {
         Ok(http) => http,
         Err(error) => return fail(NAME, 1, error),
     };
-    let mut server = Server::new(config, Arc::new(Index::new()));
+    let mut server = Server::new(config, Arc::new(Index::new())).with_security(security);
     if let Some(http) = http {
         server = server.with_http(http);
     }

@@ -64,6 +64,33 @@ impl Chunker {
         });
     }
 
+    /// The same changes as `actions`, which keep the contract.
+    pub fn extend(&mut self, actions: &[ExternalKvAction]) {
+        for action in actions {
+            match action.r#type() {
+                Type::ActionReport => self.extend_report(action),
+                Type::ActionRevoke => self.revoke(action.tier(), action.hashes.iter().copied()),
+                Type::ActionClearAllAtTier => self.clear(&[action.tier()]),
+                Type::ActionUnknown => {}
+            }
+        }
+    }
+
+    /// A report's blocks in runs of one mask and size, mostly one.
+    fn extend_report(&mut self, report: &ExternalKvAction) {
+        let at = |column: &[u32], place: usize| column.get(place).copied().unwrap_or(0);
+        let values = |place: usize| (at(&report.component_masks, place), at(&report.block_sizes, place));
+        let mut from = 0;
+        while from < report.hashes.len() {
+            let (mask, block_tokens) = values(from);
+            let alike =
+                (from..report.hashes.len()).take_while(|place| values(*place) == (mask, block_tokens));
+            let to = from + alike.count();
+            self.report(report.tier(), mask, block_tokens, report.hashes[from..to].iter().copied());
+            from = to;
+        }
+    }
+
     /// The blocks are no longer held at `tier`.
     pub fn revoke(&mut self, tier: Tier, hashes: impl Iterator<Item = i64>) {
         self.append(Type::ActionRevoke, tier, hashes, |_, _| {});
@@ -81,6 +108,12 @@ impl Chunker {
         let rpc = self.rpcs.pop_front()?;
         self.bytes -= rpc.bytes();
         Some(rpc.actions)
+    }
+
+    /// Forgets all that waits.
+    pub fn forget(&mut self) {
+        self.rpcs.clear();
+        self.bytes = 0;
     }
 
     /// Whether nothing waits.
@@ -277,7 +310,11 @@ mod tests {
                     }
                 }
             }
+            let mut again = Chunker::with_bounds(actions_max, hashes_max);
+            rpcs.iter().for_each(|rpc| again.extend(rpc));
+            let copied: Vec<_> = std::iter::from_fn(|| again.pop()).flatten().collect();
             let expected: Vec<Step> = pushes.iter().flat_map(steps_of_push).collect();
+            prop_assert_eq!(copied.iter().flat_map(steps_of_action).collect::<Vec<_>>(), expected.clone());
             let packed: Vec<Step> = rpcs.iter().flatten().flat_map(steps_of_action).collect();
             prop_assert_eq!(reduce(&packed), reduce(&expected));
             prop_assert_eq!(packed, expected);

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Uri;
 
 use super::copies::Reading;
+use super::credentials::{self, Credentials};
 use super::event::{FULL, MAMBA, SWA};
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
 use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
@@ -28,9 +29,24 @@ const WORKER_ADDRESS: Setting = Setting {
 };
 const ENDPOINT: Setting = Setting {
     name: "KV_INDEXER_ENDPOINT",
-    value: "URL",
+    value: "URL,...",
     default: Some("http://[::1]:50051"),
-    help: "The server: http://HOST:PORT, https://HOST:PORT or unix:PATH.",
+    help: "The server: http://HOST:PORT, https://HOST:PORT or unix:PATH. Several, with commas, are each told \
+           everything at their own pace.",
+};
+const IDLE_REPORT_MS: Setting = Setting {
+    name: "KV_INDEXER_IDLE_REPORT_MS",
+    value: "MILLISECONDS",
+    default: Some("1000"),
+    help: "How long a server that there is nothing to tell is told nothing. An empty report then shows that the \
+           worker lives, and whether the server has begun anew. 0 sends none.",
+};
+const MIRROR_MAX_BLOCKS: Setting = Setting {
+    name: "KV_INDEXER_MIRROR_MAX_BLOCKS",
+    value: "BLOCKS",
+    default: Some("20000000"),
+    help: "Most distinct blocks that the process keeps to tell a server anew, 24 bytes each. What does not fit is not \
+           reported, and the stream is incomplete.",
 };
 const EVENT_ENDPOINT: Setting = Setting {
     name: "SGLANG_KV_EVENT_ENDPOINT",
@@ -151,6 +167,12 @@ pub const TABLE: &[Setting] = &[
     WORKER_ID,
     WORKER_ADDRESS,
     ENDPOINT,
+    IDLE_REPORT_MS,
+    MIRROR_MAX_BLOCKS,
+    credentials::CA_FILE,
+    credentials::CLIENT_CERT_FILE,
+    credentials::CLIENT_KEY_FILE,
+    credentials::TOKEN_FILE,
     EVENT_ENDPOINT,
     EVENT_BIND,
     EVENT_TOPIC,
@@ -177,6 +199,8 @@ const STREAM_KEYS: &[(&str, &Setting)] = &[
     ("id", &WORKER_ID),
     ("address", &WORKER_ADDRESS),
     ("server", &ENDPOINT),
+    ("idle_report_ms", &IDLE_REPORT_MS),
+    ("mirror_max_blocks", &MIRROR_MAX_BLOCKS),
     ("endpoint", &EVENT_ENDPOINT),
     ("bind", &EVENT_BIND),
     ("topic", &EVENT_TOPIC),
@@ -226,8 +250,10 @@ pub struct Config {
     pub worker_id: String,
     /// Where routers reach it; empty when they cannot.
     pub worker_address: String,
-    /// The server.
-    pub server: String,
+    /// The servers, at least one.
+    pub servers: Vec<String>,
+    /// How the servers are known, and what they are shown.
+    pub credentials: Credentials,
     /// The engine's stream.
     pub source: Source,
     /// Rank that its batches have to be of.
@@ -236,6 +262,10 @@ pub struct Config {
     pub copies: Reading,
     /// How long the publisher may be gone before its placements are withdrawn.
     pub grace: Option<Duration>,
+    /// How long a server is told nothing while there is nothing to tell; `None` for ever.
+    pub idle_report: Option<Duration>,
+    /// Distinct blocks at which the process's mirror takes no further one.
+    pub mirror_blocks_max: usize,
     /// Tiers that a clear empties; never empty.
     pub clear_tiers: Vec<Tier>,
     /// How the worker's caches decide what can be reused; `None` for whole blocks.
@@ -257,10 +287,11 @@ impl Config {
         let worker_id = settings.parse(&WORKER_ID, "the worker's name in the index", |text| {
             Some(text.trim()).filter(|text| !text.is_empty()).map(str::to_owned)
         })?;
-        let server =
-            settings.parse(&ENDPOINT, "http://HOST:PORT, https://HOST:PORT or unix:PATH", |text| {
-                is_server(text).then(|| text.to_owned())
-            })?;
+        let servers = settings.parse(
+            &ENDPOINT,
+            "http://HOST:PORT, https://HOST:PORT or unix:PATH, or several with commas, none of them twice",
+            servers,
+        )?;
         let (endpoint, wildcard) =
             settings.parse(&EVENT_ENDPOINT, "tcp://HOST:PORT or ipc://PATH", event_endpoint)?;
         let bind = settings.parse(&EVENT_BIND, "auto, true or false", |text| {
@@ -299,10 +330,19 @@ impl Config {
         let grace = settings.parse(&WORKER_GRACE_MS, "a whole number of milliseconds", |text| {
             text.trim().parse::<u32>().ok()
         })?;
+        let idle = settings.parse(&IDLE_REPORT_MS, "a whole number of milliseconds", |text| {
+            text.trim().parse::<u32>().ok()
+        })?;
+        let mirror_blocks_max =
+            settings.parse(&MIRROR_MAX_BLOCKS, "a whole number of blocks, 1 to 4000000000", |text| {
+                text.trim().parse::<usize>().ok().filter(|blocks| (1..=4_000_000_000).contains(blocks))
+            })?;
+        let credentials = Credentials::from_settings(settings, &servers)?;
         Ok(Config {
             worker_id,
             worker_address: settings.get(&WORKER_ADDRESS).unwrap_or_default().to_owned(),
-            server,
+            servers,
+            credentials,
             source: Source {
                 endpoint,
                 bind,
@@ -313,6 +353,8 @@ impl Config {
             rank,
             copies,
             grace: (grace > 0).then(|| Duration::from_millis(u64::from(grace))),
+            idle_report: (idle > 0).then(|| Duration::from_millis(u64::from(idle))),
+            mirror_blocks_max,
             clear_tiers: settings.parse(&CLEAR_TIERS, TIER_NAMES, tiers)?,
             cache_spec: cache_spec(settings)?,
         })
@@ -381,6 +423,12 @@ fn mask_of(tiers: &[Tier]) -> u32 {
     tiers.iter().fold(0, |mask, tier| mask | 1 << i32::from(*tier))
 }
 
+fn servers(text: &str) -> Option<Vec<String>> {
+    let servers: Vec<String> = text.split(',').map(|server| server.trim().to_owned()).collect();
+    let distinct = servers.iter().enumerate().all(|(place, server)| !servers[..place].contains(server));
+    (distinct && servers.iter().all(|server| is_server(server))).then_some(servers)
+}
+
 fn is_server(text: &str) -> bool {
     if let Some(path) = text.strip_prefix("unix:") {
         return !path.trim_start_matches('/').is_empty();
@@ -422,7 +470,10 @@ mod tests {
             Config {
                 worker_id: "w0".to_owned(),
                 worker_address: String::new(),
-                server: "http://[::1]:50051".to_owned(),
+                servers: vec!["http://[::1]:50051".to_owned()],
+                idle_report: Some(Duration::from_secs(1)),
+                mirror_blocks_max: 20_000_000,
+                credentials: Credentials::default(),
                 source: Source {
                     endpoint: "tcp://127.0.0.1:5557".to_owned(),
                     bind: false,
@@ -457,6 +508,8 @@ mod tests {
             ("KV_INDEXER_RANK", &["-1", "first"]),
             ("KV_INDEXER_COPIES", &["both"]),
             ("KV_INDEXER_WORKER_GRACE_MS", &["-1", "30s"]),
+            ("KV_INDEXER_IDLE_REPORT_MS", &["-1", "1s", ""]),
+            ("KV_INDEXER_MIRROR_MAX_BLOCKS", &["0", "-1", "many", "4000000001"]),
             ("KV_INDEXER_CLEAR_TIERS", &["HBM,TAPE", ",", "HBM,"]),
             ("KV_INDEXER_CACHE_COMPONENTS", &["full,rnn", "full,"]),
             ("KV_INDEXER_SWA_WINDOW_TOKENS", &["0", "-1", "wide", "4294967296"]),
@@ -536,8 +589,10 @@ mod tests {
 
     #[test]
     fn servers_are_urls_or_sockets() {
-        for server in ["http://a:1", "https://a:1", "http://[::1]:50051", "unix:/tmp/kv", "unix:///tmp/kv"] {
-            assert_eq!(read(&[("KV_INDEXER_ENDPOINT", server)]).expect(server).server, server);
+        for server in ["http://a:1", "http://[::1]:50051", "unix:/tmp/kv", "unix:///tmp/kv"] {
+            assert_eq!(read(&[("KV_INDEXER_ENDPOINT", server)]).expect(server).servers, [server]);
         }
+        let over_tls = read(&[("KV_INDEXER_ENDPOINT", "https://a:1"), ("KV_INDEXER_CA_FILE", "ca.pem")]);
+        assert_eq!(over_tls.expect("settings").servers, ["https://a:1"]);
     }
 }

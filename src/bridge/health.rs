@@ -20,6 +20,8 @@ pub enum Incomplete {
     Uncounted,
     /// The worker was gone for too long, and its placements were withdrawn.
     Withdrawn,
+    /// The mirror took no further block.
+    Full,
 }
 
 /// Counts of one stream since its bridge started.
@@ -66,6 +68,8 @@ pub struct Health {
     pub foreign_ranks: u64,
     /// Blocks whose copies or groups are not followed, as too many are.
     pub uncounted_blocks: u64,
+    /// Blocks that were not reported, as the mirror was full.
+    pub left_out_blocks: u64,
     /// Connections lost.
     pub disconnects: u64,
     /// Times that the placements were withdrawn, as the worker was gone.
@@ -115,6 +119,7 @@ impl fmt::Display for Health {
             ("repeats", self.repeats),
             ("foreign_ranks", self.foreign_ranks),
             ("uncounted_blocks", self.uncounted_blocks),
+            ("left_out_blocks", self.left_out_blocks),
             ("disconnects", self.disconnects),
             ("withdrawals", self.withdrawals),
         ];

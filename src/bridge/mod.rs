@@ -1,26 +1,35 @@
 //! From an engine's event stream to a server.
 //!
 //! One loop per stream: the subscriber hands it messages, [`stream`] turns
-//! them into changes, [`chunker`] packs those into RPCs, and the sender has
-//! one RPC under way. While it is, arriving changes join the RPCs that wait, so a
-//! slow server gets fewer and fuller ones. All of it is one task: no lock, no
-//! queue between tasks, and order holds by construction.
+//! them into changes, [`chunker`] packs those into RPCs, `mirror` takes them, and each
+//! server's `feed` has one RPC under way. While it is, arriving changes join the RPCs
+//! that wait, so a slow server gets fewer and fuller ones. All of a stream is one task: no
+//! queue between tasks, and order holds by construction. The mirror is shared with
+//! the other streams of the process; what happens under its lock is short.
 //!
-//! Bound: at most [`PENDING_BYTES_MAX`] of changes wait, beyond that the socket
-//! is not read until the server has taken some; one message, whose changes take
-//! at most [`CHANGE_BYTES_RATIO`] times its bytes, may pass it.
+//! A server that is new, began anew or fell behind is told everything from the mirror:
+//! see `replica`. So nothing that a server does stops the socket from being read.
+//!
+//! Bounds, for each stream: [`PENDING_BYTES_MAX`] of changes for each server, beyond which
+//! they are dropped and the server is told everything instead; for the process: the
+//! mirror's blocks. One message's changes take at most [`CHANGE_BYTES_RATIO`] times its bytes.
 
 mod backoff;
 pub mod chunker;
 pub mod config;
 pub mod copies;
+pub mod credentials;
+mod dial;
 pub mod event;
+mod feed;
 pub mod follow;
 mod framing;
 pub mod health;
+mod mirror;
 mod msgpack;
 pub mod observe;
 mod replay;
+mod replica;
 mod sender;
 pub mod status;
 pub mod stream;
@@ -29,7 +38,8 @@ mod subscriber;
 pub mod zmtp;
 
 use std::fmt;
-use std::pin::{Pin, pin};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -39,14 +49,16 @@ pub use self::sender::{Refused, ServerError};
 
 use self::chunker::Chunker;
 use self::config::Config;
+use self::feed::Feeds;
+use self::mirror::Mirror;
 use self::replay::{Answer, Replayer};
-use self::sender::Sender;
 use self::status::{EndGuard, Reporter, Statuses};
 use self::stream::{Rules, Stream};
 use self::subscriber::{Signal, Subscriber};
+use crate::arena::Index;
 
-/// Most bytes of changes that wait for the server before the socket is left
-/// unread: two million blocks, more than most engines hold.
+/// Most bytes of changes that wait for a server before it is told everything anew
+/// instead: two million blocks, more than most engines hold.
 pub const PENDING_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Most bytes of changes per byte of a message. The worst is a clear, of 18 bytes
@@ -120,10 +132,12 @@ impl Bridge {
     /// # Errors
     /// The first error of any stream, once all have stopped.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), RunError> {
+        let index = Arc::new(Index::new());
         let (stop, stopped) = tokio::sync::watch::channel(());
         let mut running = tokio::task::JoinSet::new();
         for (config, reporter) in self.streams {
             let mut stopped = stopped.clone();
+            let mirror = Mirror::new(Arc::clone(&index), &config.worker_id, config.mirror_blocks_max);
             running.spawn(async move {
                 let worker = config.worker_id.clone();
                 let shutdown = async move {
@@ -131,7 +145,7 @@ impl Bridge {
                     while stopped.changed().await.is_ok() {}
                 };
                 let _guard = EndGuard(reporter.clone());
-                let ended = follow(config, &reporter, shutdown).await;
+                let ended = follow(config, mirror, &reporter, shutdown).await;
                 let why = ended.as_ref().err().map(RunError::to_string).unwrap_or_default();
                 reporter.end(&why);
                 if ended.is_err() {
@@ -163,10 +177,11 @@ impl Bridge {
 /// Follows one stream until `shutdown` is done, then sends what has been received.
 async fn follow(
     config: Config,
+    mirror: Mirror,
     reporter: &Reporter,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
-    let mut sender = Sender::new(&config, reporter.clone())?;
+    let mut feeds = Feeds::new(&config, mirror, reporter)?;
     let mut stream = Stream::new(Rules {
         worker_id: config.worker_id.clone(),
         topic: config.source.topic.clone(),
@@ -181,19 +196,18 @@ async fn follow(
     let mut asks_again = false;
     let mut grace = Grace::new(config.grace);
     let mut changes = Chunker::default();
-    stream.begin(&mut changes);
-    let mut in_flight: Option<Sending> = None;
     let mut shutdown = pin!(shutdown);
     info!(
         worker = config.worker_id,
         source = config.source.endpoint,
-        server = config.server,
+        servers = config.servers.join(","),
         "bridge starts"
     );
     loop {
-        if in_flight.is_none() {
-            in_flight = changes.pop().map(|actions| Box::pin(sender.send(actions)) as Sending);
+        while let Some(actions) = changes.pop() {
+            stream.left_out(feeds.push(actions));
         }
+        feeds.start();
         if let Some(from) = stream.question() {
             replayer.ask(from, asks_again);
         }
@@ -201,9 +215,8 @@ async fn follow(
             status.health.clone_from(stream.health());
             status.last_sequence = stream.last_sequence();
             status.repairing = stream.repairing();
-            status.pending_bytes = changes.bytes();
+            feeds.report(&mut status.servers);
         });
-        let has_room = changes.bytes() < PENDING_BYTES_MAX;
         // Not biased: neither a flood of live batches nor a long replay may keep the other waiting.
         tokio::select! {
             () = &mut shutdown => break,
@@ -211,7 +224,7 @@ async fn follow(
                 warn!(worker = config.worker_id, "the worker is gone: its placements are withdrawn");
                 stream.withdraw(&mut changes);
             }
-            answer = replayer.next(), if has_room => {
+            answer = replayer.next() => {
                 asks_again = matches!(answer, Answer::Failed);
                 match answer {
                     Answer::Batch(batch) => stream.replayed(batch, &mut changes),
@@ -222,8 +235,8 @@ async fn follow(
                     replayer.stop();
                 }
             }
-            sent = finish(&mut in_flight), if in_flight.is_some() => sent?,
-            signal = subscriber.next(), if has_room => match signal {
+            advanced = feeds.advance() => advanced?,
+            signal = subscriber.next() => match signal {
                 Signal::Connected => {
                     info!(worker = config.worker_id, "connected to the publisher");
                     grace.stop();
@@ -242,16 +255,16 @@ async fn follow(
     }
     drop(subscriber);
     let drained = tokio::time::timeout(DRAIN_MAX, async {
-        finish(&mut in_flight).await?;
-        while let Some(actions) = changes.pop() {
-            sender.send(actions).await?;
+        while !feeds.is_idle() {
+            feeds.start();
+            feeds.advance().await?;
         }
         Ok::<(), Refused>(())
     });
     match drained.await {
         Ok(sent) => sent?,
         Err(_) => {
-            warn!(worker = config.worker_id, "stopped before the server took everything that was received")
+            warn!(worker = config.worker_id, "stopped before every server took everything that was received")
         }
     }
     info!(worker = config.worker_id, last = stream.last_sequence(), "bridge stops: {}", stream.health());
@@ -288,14 +301,4 @@ impl Grace {
         }
         self.until = None;
     }
-}
-
-type Sending = Pin<Box<dyn Future<Output = Result<(), Refused>> + Send>>;
-
-/// Waits for the RPC under way, if any, and forgets it. Cancelling loses nothing.
-async fn finish(in_flight: &mut Option<Sending>) -> Result<(), Refused> {
-    let Some(sending) = in_flight else { return Ok(()) };
-    let sent = sending.await;
-    *in_flight = None;
-    sent
 }

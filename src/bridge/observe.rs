@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::HTTP_ADDR;
 use super::health::{Health, Incomplete};
-use super::status::{Statuses, StreamStatus};
+use super::status::{ServerStatus, Statuses, StreamStatus};
 use crate::http::{self, Page, Pages, STATUS_PAGE};
 use crate::metrics::{Writer, expose};
 use crate::settings::{SettingError, Settings};
@@ -64,11 +64,12 @@ fn name(why: Incomplete) -> &'static str {
         Incomplete::ForeignRank => "foreign_rank",
         Incomplete::Uncounted => "uncounted",
         Incomplete::Withdrawn => "withdrawn",
+        Incomplete::Full => "full",
     }
 }
 
 /// What went wrong on a stream, by kind.
-fn faults(health: &Health) -> [(&'static str, u64); 18] {
+fn faults(health: &Health) -> [(&'static str, u64); 19] {
     [
         ("foreign_messages", health.foreign_messages),
         ("undecodable_batches", health.undecodable_batches),
@@ -86,6 +87,7 @@ fn faults(health: &Health) -> [(&'static str, u64); 18] {
         ("repeats", health.repeats),
         ("foreign_ranks", health.foreign_ranks),
         ("uncounted_blocks", health.uncounted_blocks),
+        ("left_out_blocks", health.left_out_blocks),
         ("disconnects", health.disconnects),
         ("withdrawals", health.withdrawals),
     ]
@@ -113,7 +115,7 @@ fn text(streams: Vec<StreamStatus>, started: SystemTime) -> String {
 /// A gauge of each stream.
 type Gauge = (&'static str, &'static str, fn(&StreamStatus) -> f64);
 
-const GAUGES: [Gauge; 7] = [
+const GAUGES: [Gauge; 5] = [
     ("followed", "1 while the stream is followed, 0 once it has ended.", |stream| {
         flag(stream.ended.is_none())
     }),
@@ -127,13 +129,44 @@ const GAUGES: [Gauge; 7] = [
     ("last_sequence", "Number of the last batch applied; -1 before the first.", |stream| {
         stream.last_sequence.map_or(-1.0, |last| last as f64)
     }),
-    ("pending_bytes", "Most bytes of changes that wait for the server.", |stream| {
-        stream.pending_bytes as f64
+];
+
+/// A gauge of each server of each stream.
+type ServerGauge = (&'static str, &'static str, fn(&ServerStatus) -> f64);
+
+const SERVER_GAUGES: [ServerGauge; 4] = [
+    ("synchronised", "1 while the server knows everything but what waits for it.", |server| {
+        flag(server.synchronised)
     }),
-    ("server_failures", "Attempts in a row that the server did not take; 0 while it does.", |stream| {
-        stream.server_failures as f64
+    ("pending_bytes", "Most bytes of changes that wait for the server.", |server| {
+        server.pending_bytes as f64
+    }),
+    ("failures", "Attempts in a row that the server did not take; 0 while it does.", |server| {
+        server.failures as f64
+    }),
+    ("refused", "1 once the server has refused a batch for good and is told nothing any more.", |server| {
+        flag(server.refused)
     }),
 ];
+
+/// A counter of each server of each stream.
+type ServerCount = (&'static str, &'static str, fn(&ServerStatus) -> u64);
+
+const SERVER_COUNTERS: [ServerCount; 2] = [
+    ("rpcs", "Reports that the server has taken.", |server| server.sent_rpcs),
+    ("synchronisations", "Times that the server was told everything anew.", |server| server.synchronisations),
+];
+
+/// A row for each server of each stream.
+fn server_rows<T>(
+    streams: &[StreamStatus],
+    value: fn(&ServerStatus) -> T,
+) -> impl Iterator<Item = (Vec<(&str, &str)>, T)> {
+    streams.iter().flat_map(move |stream| {
+        let labels = |server| vec![("worker", &*stream.worker_id), ("server", server)];
+        stream.servers.iter().map(move |server| (labels(&*server.server), value(server)))
+    })
+}
 
 fn flag(is_set: bool) -> f64 {
     f64::from(u8::from(is_set))
@@ -143,6 +176,9 @@ fn gauges(streams: &[StreamStatus], writer: &mut Writer<'_>) -> fmt::Result {
     for (name, help, value) in GAUGES {
         let rows = streams.iter().map(|stream| (vec![("worker", &*stream.worker_id)], value(stream)));
         writer.gauges(&format!("kv_indexer_bridge_stream_{name}"), help, rows)?;
+    }
+    for (name, help, value) in SERVER_GAUGES {
+        writer.gauges(&format!("kv_indexer_bridge_server_{name}"), help, server_rows(streams, value))?;
     }
     let incomplete = streams.iter().filter_map(|stream| {
         let (since, why) = stream.health.incomplete?;
@@ -158,11 +194,10 @@ fn gauges(streams: &[StreamStatus], writer: &mut Writer<'_>) -> fmt::Result {
 /// A counter of each stream.
 type Count = (&'static str, &'static str, fn(&StreamStatus) -> u64);
 
-const COUNTERS: [Count; 4] = [
+const COUNTERS: [Count; 3] = [
     ("batches", "Batches applied.", |stream| stream.health.batches),
     ("events", "Events applied.", |stream| stream.health.events),
     ("payload_bytes", "Payload bytes of the batches applied.", |stream| stream.health.payload_bytes),
-    ("rpcs", "Reports that the server has taken.", |stream| stream.sent_rpcs),
 ];
 
 fn counters(streams: &[StreamStatus], writer: &mut Writer<'_>) -> fmt::Result {
@@ -170,11 +205,26 @@ fn counters(streams: &[StreamStatus], writer: &mut Writer<'_>) -> fmt::Result {
         let rows = streams.iter().map(|stream| (vec![("worker", &*stream.worker_id)], value(stream)));
         writer.counters(&format!("kv_indexer_bridge_stream_{name}"), help, rows)?;
     }
+    for (name, help, value) in SERVER_COUNTERS {
+        writer.counters(&format!("kv_indexer_bridge_server_{name}"), help, server_rows(streams, value))?;
+    }
     let rows = streams.iter().flat_map(|stream| {
         let faults = faults(&stream.health).into_iter();
         faults.map(|(fault, count)| (vec![("worker", &*stream.worker_id), ("fault", fault)], count))
     });
     writer.counters("kv_indexer_bridge_stream_faults", "What went wrong on a stream, by kind.", rows)
+}
+
+fn server_state(server: &ServerStatus) -> Value {
+    json!({
+        "server": &*server.server,
+        "synchronised": server.synchronised,
+        "synchronisations": server.synchronisations,
+        "pending_bytes": server.pending_bytes,
+        "sent_rpcs": server.sent_rpcs,
+        "failures": server.failures,
+        "refused": server.refused,
+    })
 }
 
 /// `/debug/state`.
@@ -188,7 +238,7 @@ fn state(streams: &[StreamStatus], started: SystemTime) -> Value {
             "address": &*stream.worker_address,
             "source": &*stream.endpoint,
             "replay": stream.replay_endpoint.as_deref(),
-            "server": &*stream.server,
+            "servers": stream.servers.iter().map(server_state).collect::<Vec<_>>(),
             "rank": stream.rank,
             "connected": health.connected,
             "incomplete": incomplete.map(|(since, why)| json!({ "since_s": seconds(since), "why": name(why) })),
@@ -197,9 +247,6 @@ fn state(streams: &[StreamStatus], started: SystemTime) -> Value {
             "batches": health.batches,
             "events": health.events,
             "payload_bytes": health.payload_bytes,
-            "pending_bytes": stream.pending_bytes,
-            "sent_rpcs": stream.sent_rpcs,
-            "server_failures": stream.server_failures,
             "ended": stream.ended.as_deref(),
             "faults": faults.collect::<Map<_, _>>(),
         })

@@ -9,16 +9,19 @@
 use std::fmt;
 use std::time::Duration;
 
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Status};
+use tonic::metadata::{MetadataMap, MetadataValue};
+use tonic::transport::Endpoint;
+use tonic::{Code, Extensions, Request, Status};
 use tracing::{info, warn};
 
 use super::backoff::Backoff;
 use super::config::Config;
+use super::credentials::{Connection, CredentialsError};
+use super::dial::Dialler;
 use super::health::is_loud;
+use super::replica::Told;
 use super::status::Reporter;
-use crate::pb::kv_indexer_client::KvIndexerClient;
-use crate::pb::{ApplyExternalKvBatchRequest, ExternalKvAction, WorkerCacheSpec};
+use crate::pb::{ApplyExternalKvBatchRequest, WorkerCacheSpec};
 
 /// Longest that one attempt may take: applies are never shed and take
 /// milliseconds, so a longer silence is a lost server.
@@ -30,20 +33,29 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// How often a quiet connection is tried, and how long an answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
+/// Request metadata that says whether the server knows everything once it has taken the batch.
+const STREAM_KEY: &str = "kv-indexer-stream";
+const SYNCHRONISED: &str = "synchronised";
+const SYNCHRONISING: &str = "synchronising";
+
+/// Response metadata with which a server names the instance that it is; in a request, the
+/// instance that is thought to be told.
+const INSTANCE_KEY: &str = "kv-indexer-instance";
+
 /// The server's address cannot be used.
 #[derive(Debug)]
 pub enum ServerError {
     /// The URL is not one.
     Url(tonic::transport::Error),
-    /// The URL asks for TLS, which this build has not.
-    Tls,
+    /// A file of certificates, a key or a token cannot be used.
+    Credentials(CredentialsError),
 }
 
 impl fmt::Display for ServerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ServerError::Url(error) => write!(f, "the server's URL cannot be used: {error}"),
-            ServerError::Tls => f.write_str("the server's URL is https://, but this build has no TLS"),
+            ServerError::Credentials(error) => error.fmt(f),
         }
     }
 }
@@ -69,92 +81,127 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Sends batches of one worker.
+/// What tells one life of a server from another.
+///
+/// A server that names its instance says so itself; of any other a new connection may
+/// be to a process that knows nothing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Life {
+    /// The instance that the server named.
+    Instance(Box<[u8]>),
+    /// The number of the connection.
+    Connection(u64),
+}
+
+/// Sends batches of one worker to one server.
 pub(super) struct Sender {
-    client: KvIndexerClient<Channel>,
+    connection: Connection,
     worker_id: String,
     worker_address: String,
     cache_spec: Option<WorkerCacheSpec>,
     sent: u64,
+    /// Place of the server in the stream's status.
+    place: usize,
     reporter: Reporter,
 }
 
 impl Sender {
-    pub(super) fn new(config: &Config, reporter: Reporter) -> Result<Self, ServerError> {
-        if config.server.starts_with("https://") {
-            return Err(ServerError::Tls);
-        }
-        let channel = Endpoint::from_shared(config.server.clone())
+    /// A sender to the server at `place` of the configured ones; connects when it first sends.
+    pub(super) fn new(config: &Config, place: usize, reporter: Reporter) -> Result<Self, ServerError> {
+        let server = &config.servers[place];
+        let endpoint = Endpoint::from_shared(server.clone())
             .map_err(ServerError::Url)?
             .timeout(ATTEMPT_MAX)
             .connect_timeout(CONNECT_MAX)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
-            .keep_alive_while_idle(true)
-            .connect_lazy();
+            .keep_alive_while_idle(true);
+        let connection = Connection::new(endpoint, Dialler::new(server), config.credentials.clone())
+            .map_err(ServerError::Credentials)?;
         Ok(Sender {
-            client: KvIndexerClient::new(channel),
+            connection,
             worker_id: config.worker_id.clone(),
             worker_address: config.worker_address.clone(),
             cache_spec: config.cache_spec,
             sent: 0,
+            place,
             reporter,
         })
     }
 
-    /// Sends one batch, for as long as it takes.
+    /// Sends one batch, for as long as it takes; gives the life of the server that took it.
+    ///
+    /// `life` is the one that took the last batch; a server that says which instance it is
+    /// can tell from it whether the batch is meant for it.
     pub(super) fn send(
         &mut self,
-        actions: Vec<ExternalKvAction>,
-    ) -> impl Future<Output = Result<(), Refused>> + Send + use<> {
+        told: Told,
+        life: Option<&Life>,
+    ) -> impl Future<Output = Result<Life, Refused>> + Send + use<> {
         self.sent += 1;
         let request = ApplyExternalKvBatchRequest {
             worker_id: self.worker_id.clone(),
             seq: self.sent,
-            actions,
+            actions: told.actions,
             worker_address: self.worker_address.clone(),
             cache_spec: self.cache_spec,
         };
-        send(self.client.clone(), request, self.reporter.clone())
+        let mut metadata = MetadataMap::new();
+        let state = if told.synchronised { SYNCHRONISED } else { SYNCHRONISING };
+        metadata.insert(STREAM_KEY, MetadataValue::from_static(state));
+        if let Some(Life::Instance(instance)) = life
+            && let Ok(instance) = MetadataValue::try_from(&instance[..])
+        {
+            metadata.insert(INSTANCE_KEY, instance);
+        }
+        send(self.connection.clone(), request, metadata, self.place, self.reporter.clone())
     }
 }
 
 async fn send(
-    mut client: KvIndexerClient<Channel>,
-    request: ApplyExternalKvBatchRequest,
+    connection: Connection,
+    batch: ApplyExternalKvBatchRequest,
+    metadata: MetadataMap,
+    place: usize,
     reporter: Reporter,
-) -> Result<(), Refused> {
+) -> Result<Life, Refused> {
     let mut backoff = Backoff::default();
     let mut failures = 0_u64;
-    loop {
-        let status = match client.apply_external_kv_batch(request.clone()).await {
-            Ok(_) => break,
+    let sequence = batch.seq;
+    let response = loop {
+        let request = Request::from_parts(metadata.clone(), Extensions::default(), batch.clone());
+        let status = match connection.client().apply_external_kv_batch(request).await {
+            Ok(response) => break response,
             Err(status) => status,
         };
         if !is_passing(status.code()) {
-            return Err(Refused { status, sequence: request.seq });
+            return Err(Refused { status, sequence });
         }
         failures += 1;
-        reporter.update(|status| status.server_failures = failures);
+        reporter.update(|status| status.servers[place].failures = failures);
         if is_loud(failures, 1) {
             let (code, message) = (status.code(), status.message());
-            warn!(
-                sequence = request.seq,
-                failures,
-                ?code,
-                "the server did not take a batch, trying again: {message}"
-            );
+            warn!(sequence, failures, ?code, "the server did not take a batch, trying again: {message}");
         }
         tokio::time::sleep(backoff.wait()).await;
-    }
+        if let Err(error) = connection.renew()
+            && is_loud(failures, 1)
+        {
+            warn!("credentials cannot be read again, the old ones are used: {error}");
+        }
+    };
     reporter.update(|status| {
-        status.sent_rpcs = request.seq;
-        status.server_failures = 0;
+        let server = &mut status.servers[place];
+        server.sent_rpcs = sequence;
+        server.failures = 0;
     });
     if failures > 0 {
-        info!(sequence = request.seq, failures, "the server takes batches again");
+        info!(sequence, failures, "the server takes batches again");
     }
-    Ok(())
+    Ok(match response.metadata().get(INSTANCE_KEY) {
+        Some(instance) => Life::Instance(instance.as_bytes().into()),
+        None => Life::Connection(connection.number()),
+    })
 }
 
 /// Whether the same batch may be taken later.
@@ -166,14 +213,14 @@ fn is_passing(code: Code) -> bool {
         // What a connection that breaks in the middle of a call, a proxy or a crash is reported as: these say
         // nothing about the batch.
         Code::Unknown | Code::Internal | Code::Aborted => true,
+        // The wrong token or certificate: somebody will mend that here or there, and files are read again.
+        Code::Unauthenticated | Code::PermissionDenied => true,
         Code::InvalidArgument
         | Code::OutOfRange
         | Code::Unimplemented
         | Code::FailedPrecondition
         | Code::NotFound
         | Code::AlreadyExists
-        | Code::PermissionDenied
-        | Code::Unauthenticated
         | Code::DataLoss => false,
     }
 }

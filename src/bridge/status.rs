@@ -24,8 +24,8 @@ pub struct StreamStatus {
     pub endpoint: Arc<str>,
     /// The publisher's replay socket, if it has one.
     pub replay_endpoint: Option<Arc<str>>,
-    /// The server that is told.
-    pub server: Arc<str>,
+    /// The servers that are told, in the order of the settings.
+    pub servers: Vec<ServerStatus>,
     /// The data-parallel rank that batches have to be of.
     pub rank: Option<i64>,
     /// Counts since the bridge started, and whether all is known.
@@ -35,14 +35,41 @@ pub struct StreamStatus {
     pub last_sequence: Option<u64>,
     /// Whether a replay is asked for or being taken.
     pub repairing: bool,
-    /// Most bytes that the changes take which wait for the server.
-    pub pending_bytes: usize,
-    /// RPCs that the server has taken.
-    pub sent_rpcs: u64,
-    /// Attempts in a row that the server did not take; 0 while it takes them.
-    pub server_failures: u64,
     /// Why the stream is followed no longer; empty when it was told to stop.
     pub ended: Option<Arc<str>>,
+}
+
+/// A server, as one stream sees it.
+#[derive(Debug, Clone)]
+pub struct ServerStatus {
+    /// Its URL.
+    pub server: Arc<str>,
+    /// Whether it was told everything and is told each change as it comes.
+    pub synchronised: bool,
+    /// Times that it was brought up to date from the mirror.
+    pub synchronisations: u64,
+    /// Most bytes that the changes take which wait for it.
+    pub pending_bytes: usize,
+    /// RPCs that it has taken.
+    pub sent_rpcs: u64,
+    /// Attempts in a row that it did not take; 0 while it takes them.
+    pub failures: u64,
+    /// Whether it refused a batch for good and is told nothing any more.
+    pub refused: bool,
+}
+
+impl ServerStatus {
+    fn new(server: &str) -> Self {
+        ServerStatus {
+            server: server.into(),
+            synchronised: false,
+            synchronisations: 0,
+            pending_bytes: 0,
+            sent_rpcs: 0,
+            failures: 0,
+            refused: false,
+        }
+    }
 }
 
 impl StreamStatus {
@@ -52,14 +79,11 @@ impl StreamStatus {
             worker_address: config.worker_address.as_str().into(),
             endpoint: config.source.endpoint.as_str().into(),
             replay_endpoint: config.source.replay.as_deref().map(Arc::from),
-            server: config.server.as_str().into(),
+            servers: config.servers.iter().map(|server| ServerStatus::new(server)).collect(),
             rank: config.rank,
             health: Health::default(),
             last_sequence: None,
             repairing: false,
-            pending_bytes: 0,
-            sent_rpcs: 0,
-            server_failures: 0,
             ended: None,
         }
     }

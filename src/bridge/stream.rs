@@ -42,7 +42,7 @@ pub struct Stream {
     decoder: Decoder,
     copies: Copies,
     health: Health,
-    /// Whether a clear was pushed and nothing since, so that the engine's own first clear says nothing new.
+    /// Whether nothing was pushed since a clear, or at all: then the engine's own first clear says nothing new.
     void: bool,
 }
 
@@ -51,7 +51,7 @@ impl Stream {
     pub fn new(rules: Rules) -> Self {
         let copies = Copies::new(rules.copies, rules.components);
         let (follower, decoder) = (Follower::new(rules.replays), Decoder::default());
-        Stream { rules, follower, decoder, copies, health: Health::default(), void: false }
+        Stream { rules, follower, decoder, copies, health: Health::default(), void: true }
     }
 
     /// What the stream has been through.
@@ -74,11 +74,16 @@ impl Stream {
         self.follower.repairing()
     }
 
-    /// Begins with nothing held at any tier: what an earlier bridge reported may long be
-    /// gone from the engine, and nothing but this stream will ever say so.
-    pub fn begin(&mut self, changes: &mut Chunker) {
-        changes.clear(&[Tier::TierHbm, Tier::TierDram, Tier::TierSsd]);
-        self.void = true;
+    /// Takes word that blocks were left out, as the mirror is full.
+    pub fn left_out(&mut self, blocks: usize) {
+        if blocks > 0 {
+            self.health.left_out_blocks += blocks as u64;
+            if is_loud(self.health.left_out_blocks, blocks as u64) {
+                let (worker, total) = (&self.rules.worker_id, self.health.left_out_blocks);
+                warn!(worker, total, "left out blocks: the mirror is full");
+            }
+            self.lose(Incomplete::Full);
+        }
     }
 
     /// Takes word of a publisher's connection.

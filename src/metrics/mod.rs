@@ -67,12 +67,12 @@ pub struct Counter(AtomicU64);
 impl Counter {
     /// Counts one.
     pub fn count(&self) {
-        self.add(1);
+        self.count_up();
     }
 
-    /// Counts `more`.
-    pub fn add(&self, more: u64) {
-        self.0.fetch_add(more, Ordering::Relaxed);
+    /// Counts one and gives the new count.
+    pub fn count_up(&self) -> u64 {
+        self.0.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// The count so far.

@@ -29,13 +29,19 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
+use hyper::body::Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::body::Body;
 use tonic::codegen::BoxFuture;
 use tonic::{Code, Status};
+use tracing::Span;
 
-use super::observe::{Method, Recorder, Running};
+use super::memory::{Budget, Charge, OTHER_BYTES_MAX, Received, Sent};
+use super::observe::{Method, Recorder, Refused, Running};
+use super::security::{Denied, Gate, Grants};
+use super::trace;
+use super::watch::{Call, Watch};
 
 /// Most permits there can be.
 pub(super) const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
@@ -209,18 +215,61 @@ pub(super) struct Arrivals<S> {
     inner: S,
     admission: Arc<Admission>,
     recorder: Arc<Recorder>,
+    budget: Arc<Budget>,
+    /// Counts of this connection.
+    watch: Arc<Watch>,
+    gate: Arc<Gate>,
+    /// What the certificate of this connection's client allows.
+    grants: Grants,
+    traces: bool,
 }
 
 impl<S> Arrivals<S> {
-    pub(super) fn new(inner: S, admission: Arc<Admission>, recorder: Arc<Recorder>) -> Self {
-        Arrivals { inner, admission, recorder }
+    /// With `traces`, calls run in spans that carry their callers' trace context.
+    pub(super) fn new(
+        inner: S,
+        admission: Arc<Admission>,
+        recorder: Arc<Recorder>,
+        budget: Arc<Budget>,
+        gate: Arc<Gate>,
+        traces: bool,
+    ) -> Self {
+        let watch = Arc::new(Watch::default());
+        Arrivals { inner, admission, recorder, budget, watch, gate, grants: Grants::default(), traces }
+    }
+
+    /// The same for one connection, whose client's certificate allows this.
+    pub(super) fn of(self, watch: Arc<Watch>, grants: Grants) -> Self {
+        Arrivals { watch, grants, ..self }
+    }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The call with a body that is bounded as its method asks.
+    fn charge(&self, method: Method, mut request: Request<Incoming>) -> Request<Received> {
+        let is_index = method != Method::Other;
+        let max = if is_index { usize::MAX } else { OTHER_BYTES_MAX };
+        let charge = Charge::new(Arc::clone(&self.budget), max);
+        request.extensions_mut().insert(Arc::clone(&charge));
+        request.map(|body| Received::new(body, charge, Arc::clone(&self.recorder), is_index))
+    }
+
+    fn refuse(&self, denied: Denied) -> Status {
+        let why = match denied {
+            Denied::Unknown => Refused::Unauthenticated,
+            Denied::NotAllowed => Refused::NotAllowed,
+        };
+        self.recorder.refused(why, &denied);
+        denied.into()
     }
 }
 
-impl<S, B> hyper::service::Service<Request<B>> for Arrivals<S>
+impl<S> hyper::service::Service<Request<Incoming>> for Arrivals<S>
 where
     S: hyper::service::Service<
-            Request<B>,
+            Request<Received>,
             Response = Response<Body>,
             Error = Infallible,
             Future = BoxFuture<Response<Body>, Infallible>,
@@ -230,7 +279,7 @@ where
     type Error = Infallible;
     type Future = Timed;
 
-    fn call(&self, mut request: Request<B>) -> Timed {
+    fn call(&self, mut request: Request<Incoming>) -> Timed {
         let method = Method::of(request.uri().path());
         // The only call that is ever refused for lateness or load.
         let deadline = match method {
@@ -238,10 +287,27 @@ where
             _ => Deadline(None),
         };
         let running = Running::begin(Arc::clone(&self.recorder), method);
+        let span = if self.traces { trace::span(method, request.headers()) } else { Span::none() };
+        let allowed = self.gate.check(method, request.headers(), self.grants);
         request.extensions_mut().insert(deadline);
-        let call = self.inner.call(request);
+        let call = match allowed {
+            Ok(()) => self.inner.call(self.charge(method, request)),
+            Err(denied) => {
+                let answer = self.refuse(denied).into_http();
+                Box::pin(std::future::ready(Ok(answer)))
+            }
+        };
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
-        Timed { call, deadline, alarm, admission: Arc::clone(&self.admission), running }
+        Timed {
+            call,
+            deadline,
+            alarm,
+            admission: Arc::clone(&self.admission),
+            budget: Arc::clone(&self.budget),
+            watched: (self.watch.call(), Arc::clone(&self.watch)),
+            running,
+            span,
+        }
     }
 }
 
@@ -252,7 +318,26 @@ pub(super) struct Timed {
     /// Wakes the call at its deadline.
     alarm: Option<Pin<Box<Sleep>>>,
     admission: Arc<Admission>,
+    budget: Arc<Budget>,
+    watched: (Call, Arc<Watch>),
     running: Running,
+    span: Span,
+}
+
+impl Timed {
+    fn poll_call(&mut self, context: &mut Context<'_>) -> Poll<Response<Body>> {
+        // The clock comes first, so that what is late is not even decoded.
+        if !self.deadline.has_passed() {
+            if let Poll::Ready(Ok(response)) = self.call.as_mut().poll(context) {
+                return Poll::Ready(response);
+            }
+            match self.alarm.as_mut().map(|alarm| alarm.as_mut().poll(context)) {
+                Some(Poll::Ready(())) => {}
+                Some(Poll::Pending) | None => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Status::from(self.admission.refuse_late()).into_http())
+    }
 }
 
 /// The status of an answer whose head is all there is, or `Ok`.
@@ -264,19 +349,17 @@ impl Future for Timed {
     type Output = Result<Response<Body>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // The clock comes first, so that what is late is not even decoded.
-        if !self.deadline.has_passed() {
-            if let Poll::Ready(Ok(response)) = self.call.as_mut().poll(context) {
-                self.running.answered(code(&response));
-                return Poll::Ready(Ok(response));
-            }
-            match self.alarm.as_mut().map(|alarm| alarm.as_mut().poll(context)) {
-                Some(Poll::Ready(())) => {}
-                Some(Poll::Pending) | None => return Poll::Pending,
-            }
+        let span = self.span.clone();
+        let _entered = span.enter();
+        let Poll::Ready(response) = self.poll_call(context) else { return Poll::Pending };
+        let code = code(&response);
+        self.running.answered(code);
+        if !span.is_none() {
+            tracing::debug!(?code, "answered");
         }
-        self.running.answered(Code::DeadlineExceeded);
-        Poll::Ready(Ok(Status::from(self.admission.refuse_late()).into_http()))
+        let (_, watch) = &self.watched;
+        let (budget, watch) = (Arc::clone(&self.budget), Arc::clone(watch));
+        Poll::Ready(Ok(response.map(|body| Body::new(Sent::new(body, budget, watch)))))
     }
 }
 
@@ -340,8 +423,19 @@ mod tests {
             Ok(Response::new(Body::empty()))
         });
         let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
+        let (budget, watch) = (Arc::new(Budget::new(0)), Arc::new(Watch::default()));
+        let (watched, span) = ((watch.call(), watch), Span::none());
         let running = Running::begin(Arc::new(Recorder::new()), Method::MatchPrefix);
-        let timed = Timed { call, deadline, alarm, admission: Arc::clone(&admission), running };
+        let timed = Timed {
+            call,
+            deadline,
+            alarm,
+            admission: Arc::clone(&admission),
+            budget,
+            watched,
+            running,
+            span,
+        };
         let Ok(response) = timed.await;
         (response, admission.late())
     }

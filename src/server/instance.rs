@@ -56,6 +56,16 @@ impl<S> Stamped<S> {
     pub(super) fn new(inner: S, instance: Instance) -> Self {
         Stamped { inner, instance }
     }
+
+    /// The service whose answers these are.
+    pub(super) fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// The same around what `change` makes of it.
+    pub(super) fn map(self, change: impl FnOnce(S) -> S) -> Self {
+        Stamped { inner: change(self.inner), ..self }
+    }
 }
 
 impl<S, B, A> hyper::service::Service<Request<B>> for Stamped<S>

@@ -7,28 +7,35 @@
 //! but for two things: it ends any call at its `grpc-timeout` and so would shed
 //! applies, and it leaves connections running when a drain takes too long.
 //!
-//! Code map: `routes` finds a call's service, `wire` reads and writes messages,
-//! `admission` refuses prefix queries that are late or too many, `service` has the
-//! calls, `status` maps errors, `observe` shows how it goes, `health` and `reflection`
-//! are for probes and tools, `readiness` knows what the server still waits for, `admin` is
-//! for operators, with `drops` telling batches that a drop has overtaken, `liveness`
-//! deals with workers that fall silent, `maintenance` cleans up, `instance` says in each
-//! answer which server gave it. The server must not know how placements are kept or matched.
+//! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
+//! `routes` finds a call's service, `admission` refuses calls that are not allowed,
+//! late or too many, with `security` and `memory` behind it, `wire` reads and writes
+//! messages, `service` has the calls, `status` maps errors, `instance` says in each
+//! answer which server gave it. `observe` shows how it goes, `trace` follows a caller,
+//! `health` and `reflection` are for probes and tools, `readiness` knows what the server
+//! still waits for. `admin` is for operators, with `drops` telling batches that a drop has
+//! overtaken, `liveness` deals with workers that fall silent, `maintenance` cleans up.
+//! The server must not know how placements are kept or matched.
 
 mod admin;
 mod admission;
 mod config;
+mod connection;
 mod drops;
 mod health;
 mod instance;
 mod liveness;
 mod maintenance;
+mod memory;
 mod observe;
 mod readiness;
 mod reflection;
 mod routes;
+mod security;
 mod service;
 mod status;
+mod trace;
+mod watch;
 mod wire;
 
 /// The service's trait and router, generated over the types of `wire`.
@@ -43,11 +50,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
-use hyper::server::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use admin::Operator;
@@ -59,30 +63,17 @@ use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
 use instance::{Instance, Stamped};
 use liveness::Watch;
 use maintenance::Maintenance;
-use observe::{Observer, Recorder};
+use memory::Budget;
+use observe::{Observer, Recorder, Refused};
 use readiness::Readiness;
 use routes::{Other, Routes};
+pub use security::Security;
 use service::Indexer;
 
 use crate::arena::Index;
 use crate::http::Port;
-use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
+use crate::limits::MESSAGE_BYTES_MAX;
 use crate::pb::admin::admin_server::AdminServer;
-
-/// What a peer may send on one stream before we answer with more window: a whole
-/// message of the largest size. A query has a deadline of 100 ms, so it should
-/// not wait for round trips, nor for an adaptive window to learn the link. tonic
-/// reads a body as it comes, so a window is no memory by itself.
-const STREAM_WINDOW_BYTES: u32 = MESSAGE_BYTES_MAX as u32 + 64 * 1024;
-
-/// The same for a whole connection: two such messages on their way at once.
-const CONNECTION_WINDOW_BYTES: u32 = 2 * STREAM_WINDOW_BYTES;
-
-/// Silence after which a connection is pinged.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(30);
-
-/// Silence after a ping that ends the connection, and with it calls half sent.
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Pause after a failed accept: out of file descriptors is not out for good.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -97,6 +88,7 @@ pub struct Server {
     admission: Arc<Admission>,
     instance: Instance,
     config: Config,
+    security: Security,
     http: Option<TcpListener>,
 }
 
@@ -118,7 +110,15 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission, instance: Instance::random(), config, http: None }
+        let (instance, security) = (Instance::random(), Security::default());
+        Server { index, admission, instance, config, security, http: None }
+    }
+
+    /// The same with TLS and access as given; without, everybody may do everything.
+    #[must_use]
+    pub fn with_security(mut self, security: Security) -> Self {
+        self.security = security;
+        self
     }
 
     /// The same with its HTTP port on `listener`: probes, `/metrics` and a page.
@@ -149,18 +149,21 @@ impl Server {
     /// No thread can be started, or the listener has no local address. A server that
     /// runs never fails.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-        tracing::info!(address = %listener.local_addr()?, instance = self.instance(), "listening");
+        tracing::info!(instance = self.instance(), "serving an index of its own");
+        tracing::info!(address = %listener.local_addr()?, "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
         let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
         let _watch = self.config.worker_ttl.map(watch).transpose()?;
         let (admission, index) = (self.admission, self.index);
+        let budget = Arc::new(Budget::new(self.config.message_memory_bytes));
         let readiness = Arc::new(Readiness::new(self.config.settle, Arc::clone(&recorder)));
         let observer = Arc::new(Observer::new(
             Arc::clone(&index),
             Arc::clone(&recorder),
             Arc::clone(&admission),
             Arc::clone(&readiness),
+            Arc::clone(&budget),
             self.instance.clone(),
         ));
         let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
@@ -176,20 +179,45 @@ impl Server {
         }
         let others =
             [Other::new(operator), Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
-        let service = Arrivals::new(Routes::new(calls, others), admission, Arc::clone(&recorder));
+        let routes = Routes::new(calls, others);
+        let (gate, traces) = (self.security.gate(), self.config.trace_context);
+        let service = Arrivals::new(routes, admission, Arc::clone(&recorder), budget, gate, traces);
         let service = Stamped::new(service, self.instance);
-        let drain = watch::Sender::new(());
+        let acceptor = self.security.acceptor();
+        let is_exposed = !listener.local_addr()?.ip().is_loopback();
+        if is_exposed && self.security.is_open() {
+            tracing::warn!(
+                "anybody who reaches this address may query and change the index: set KV_INDEXER_TLS_CLIENT_CA_FILE \
+                 or KV_INDEXER_APPLY_TOKEN_FILE, or see to it that only bridges and routers do"
+            );
+        }
+        let looking = tokio::spawn(self.security.keep_looking());
+        let places = Arc::new(Semaphore::new(self.config.connections_max));
+        let drain = tokio::sync::watch::Sender::new(());
         let mut connections = JoinSet::new();
         accept(&listener, &mut connections, shutdown, |stream| {
-            let (open, serving) =
-                (recorder.connected(), connection(stream, service.clone(), drain.subscribe()));
+            let serving = match Arc::clone(&places).try_acquire_owned() {
+                Ok(place) => {
+                    let (acceptor, recorder) = (acceptor.clone(), Arc::clone(&recorder));
+                    let held = (place, recorder.connected());
+                    let drain = drain.subscribe();
+                    Some((connection::serve(stream, acceptor, service.clone(), recorder, drain), held))
+                }
+                Err(_) => {
+                    recorder.refused(Refused::Connections, &"all places for connections are taken");
+                    None
+                }
+            };
             async move {
-                serving.await;
-                drop(open);
+                if let Some((serving, held)) = serving {
+                    serving.await;
+                    drop(held);
+                }
             }
         })
         .await;
         drop(listener);
+        looking.abort();
         readiness.drain();
         getting_ready.shutdown().await;
         health.draining().await;
@@ -230,38 +258,5 @@ async fn accept<F: Future<Output = ()> + Send + 'static>(
             // Forgets connections that ended.
             Some(_) = connections.join_next() => {}
         }
-    }
-}
-
-/// Serves one connection until its peer leaves, or the drain and its last call end.
-async fn connection(
-    stream: TcpStream,
-    service: Stamped<Arrivals<Routes<KVIndexerServer<Indexer>, Incoming>>>,
-    mut drain: watch::Receiver<()>,
-) {
-    // Answers are written whole, so waiting to fill a packet gains nothing.
-    if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "connection without TCP_NODELAY");
-    }
-    let connection = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
-        // A router that gives up on all its queries at once is no attacker.
-        .max_pending_accept_reset_streams(STREAMS_PER_CONNECTION_MAX as usize)
-        .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        .keep_alive_interval(KEEP_ALIVE_INTERVAL)
-        .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        _ = drain.changed() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
-        }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "connection ended");
     }
 }

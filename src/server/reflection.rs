@@ -5,9 +5,9 @@
 
 use std::io;
 
-use hyper::body::Incoming;
 use tonic_reflection::server::Builder;
 
+use super::memory::Received;
 use super::routes::Other;
 
 /// `proto/`, compiled.
@@ -23,7 +23,7 @@ fn builder() -> Builder<'static> {
 ///
 /// # Errors
 /// The descriptors of this build cannot be read.
-pub(super) fn v1() -> io::Result<Other<Incoming>> {
+pub(super) fn v1() -> io::Result<Other<Received>> {
     builder().build_v1().map(Other::new).map_err(io::Error::other)
 }
 
@@ -31,6 +31,6 @@ pub(super) fn v1() -> io::Result<Other<Incoming>> {
 ///
 /// # Errors
 /// The descriptors of this build cannot be read.
-pub(super) fn v1alpha() -> io::Result<Other<Incoming>> {
+pub(super) fn v1alpha() -> io::Result<Other<Received>> {
     builder().build_v1alpha().map(Other::new).map_err(io::Error::other)
 }

@@ -3,7 +3,7 @@
 //! Requests come decoded and checked, answers leave encoded; what is decided
 //! here is only on which thread the work runs. A call takes the index's lock
 //! once, keeps what it found and the labels of that moment, and encodes after it
-//! has let go.
+//! has let go. What a message is charged is held as long as the message is worked on.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Deadline, Refusal};
 use super::drops::{Drops, Overtaken, Since};
+use super::memory::Charge;
 use super::observe::{Recorder, ScanTimes};
 use super::readiness::Stream;
 use super::status::Interrupted;
@@ -68,6 +69,7 @@ impl Indexer {
 impl super::KVIndexer for Indexer {
     async fn apply(&self, request: Request<ApplyRequest>) -> Result<Response<Answer>, Status> {
         let (receipt, stream) = (self.drops.receipt(), Stream::of(request.metadata()));
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         let (index, drops) = (Arc::clone(&self.index), Arc::clone(&self.drops));
         let recorder = Arc::clone(&self.recorder);
@@ -79,6 +81,7 @@ impl super::KVIndexer for Indexer {
             if is_new.is_some() {
                 recorder.applied(&index, &batch, hashes, stream);
             }
+            drop(charge);
             Ok::<_, Status>(is_new)
         });
         let mut response = Response::new(wire::applied());
@@ -89,6 +92,7 @@ impl super::KVIndexer for Indexer {
     }
 
     async fn match_blocks(&self, request: Request<MatchRequest>) -> Result<Response<Answer>, Status> {
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         let index = Arc::clone(&self.index);
         let inline = request.hashes().len() <= MATCH_INLINE_HASHES_MAX;
@@ -99,13 +103,16 @@ impl super::KVIndexer for Indexer {
                 (lookup::find_blocks(&view, hashes, request.count_as_hit()), view.labels())
             };
             let found = found.by_worker();
-            wire::block_matches(&found, hashes, &labels)
+            let answer = wire::block_matches(&found, hashes, &labels);
+            drop(charge);
+            answer
         });
         Ok(Response::new(answer.await?))
     }
 
     async fn match_prefix(&self, request: Request<PrefixRequest>) -> Result<Response<Answer>, Status> {
         let deadline = Deadline::of(&request);
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         if deadline.has_passed() {
             return Err(self.admission.refuse_late().into());
@@ -119,20 +126,23 @@ impl super::KVIndexer for Indexer {
         let inline = request.hashes().len() <= SCAN_INLINE_HASHES_MAX;
         let answer = run(inline, move || {
             let answer = prefix(&index, &admission, &recorder, request.hashes(), deadline);
-            drop(permit);
+            drop((permit, charge));
             answer
         });
         Ok(Response::new(answer.await??))
     }
 
     async fn hit_counts(&self, request: Request<HitCountsRequest>) -> Result<Response<Answer>, Status> {
+        let charge = Charge::of(&request);
         let request = request.into_inner();
         let index = Arc::clone(&self.index);
         let inline = request.hashes().len() <= LOOKUP_INLINE_HASHES_MAX;
         let answer = run(inline, move || {
             let hashes = request.hashes();
             let counts = lookup::hit_counts(&index.read(), hashes);
-            wire::hit_counts(&counts, hashes)
+            let answer = wire::hit_counts(&counts, hashes);
+            drop(charge);
+            answer
         });
         Ok(Response::new(answer.await?))
     }

@@ -11,6 +11,7 @@ use tonic::Status;
 
 use super::admission::Refusal;
 use super::drops::Overtaken;
+use super::security::Denied;
 use super::wire::RequestError;
 use crate::arena::BatchError;
 
@@ -47,6 +48,16 @@ impl From<Overtaken> for Status {
     fn from(error: Overtaken) -> Self {
         // Bridges send again what was unavailable, and by then it is a later batch.
         Status::unavailable(error.to_string())
+    }
+}
+
+impl From<Denied> for Status {
+    fn from(denied: Denied) -> Self {
+        let text = denied.to_string();
+        match denied {
+            Denied::Unknown => Status::unauthenticated(text),
+            Denied::NotAllowed => Status::permission_denied(text),
+        }
     }
 }
 

@@ -38,8 +38,10 @@ impl Bridge {
         let pairs = [("KV_INDEXER_WORKER_ID", "w0"), ("KV_INDEXER_WORKER_ADDRESS", "http://w0:30000")];
         let settings = Settings::from_pairs(pairs.into_iter().chain(more.iter().copied()));
         let mut config = Config::read(&settings).expect("settings");
-        config.server = server.to_owned();
+        config.servers = server.split(',').map(str::to_owned).collect();
         config.source.endpoint = source.to_owned();
+        // Tests that want signs of life ask for them.
+        config.idle_report = None;
         configure(&mut config);
         let (stop, stopped) = oneshot::channel();
         let shutdown = async move {

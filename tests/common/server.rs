@@ -18,6 +18,8 @@ use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request, Response, Status};
 use tonic_prost::ProstCodec;
 
+use super::{PAUSE, TRIES};
+
 /// A running server.
 pub struct Recorder {
     pub address: SocketAddr,
@@ -61,9 +63,10 @@ impl Recorder {
         format!("http://{}", self.address)
     }
 
-    /// The next apply and what it was answered.
+    /// The next apply and what it was answered; a test whose apply never comes fails in the end.
     pub async fn next(&mut self) -> (ApplyExternalKvBatchRequest, Code) {
-        self.applies.recv().await.expect("serving")
+        let next = tokio::time::timeout(TRIES * PAUSE, self.applies.recv()).await;
+        next.expect("an apply").expect("serving")
     }
 
     /// Records applies and leaves them without an answer, until told otherwise.

@@ -38,8 +38,8 @@ pub(crate) fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     Ok(async move {
         tokio::select! {
-            _ = terminate.recv() => tracing::info!("SIGTERM received"),
-            _ = interrupt.recv() => tracing::info!("interrupted"),
+            _ = terminate.recv() => tracing::info!(target: "sgl_kv_indexer", "SIGTERM received"),
+            _ = interrupt.recv() => tracing::info!(target: "sgl_kv_indexer", "interrupted"),
         }
     })
 }
@@ -58,6 +58,7 @@ pub(crate) async fn http_port(
         Ok(listener) => Ok(Some(listener)),
         Err(error) if address == default => {
             tracing::warn!(
+                target: "sgl_kv_indexer",
                 "no HTTP port: cannot listen on {asked_for}, the default: {error}; set KV_INDEXER_HTTP_ADDR to \
                  another address, or to off"
             );

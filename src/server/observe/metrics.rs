@@ -20,6 +20,7 @@ pub(super) fn text(observer: &Arc<Observer>) -> String {
         process(&observer, writer)?;
         calls(&observer, writer)?;
         queries(&observer, writer)?;
+        memory(&observer, writer)?;
         index(&snapshot, writer)?;
         silence(&observer, &snapshot, writer)?;
         workers(&snapshot, writer)
@@ -132,11 +133,13 @@ fn queries(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
     )?;
     writer.counters(
         "kv_indexer_rejections",
-        "Prefix queries refused unscanned: overloaded, as all permits were out; late, as their deadline passed.",
-        [
-            (vec![("reason", "overloaded")], admission.overloaded()),
-            (vec![("reason", "late")], admission.late()),
-        ],
+        "What was turned away. Prefix queries: overloaded, as all permits were out; late, as their deadline \
+         passed. Calls: unauthenticated, not_allowed; memory, as messages on their way took all there is. \
+         Connections: handshake; connections, as all places were taken; unresponsive.",
+        [("overloaded", admission.overloaded()), ("late", admission.late())]
+            .into_iter()
+            .chain(recorder.refusals())
+            .map(|(reason, count)| (vec![("reason", reason)], count)),
     )?;
     writer.gauges(
         "kv_indexer_prefix_permits",
@@ -147,6 +150,19 @@ fn queries(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
         "kv_indexer_prefix_permits_out",
         "Prefix queries that run or wait for a core.",
         one(admission.running() as f64),
+    )
+}
+
+fn memory(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
+    writer.gauges(
+        "kv_indexer_message_memory_bytes",
+        "Bytes of messages and answers on their way.",
+        one(observer.budget.used() as f64),
+    )?;
+    writer.gauges(
+        "kv_indexer_message_memory_max_bytes",
+        "Bytes of messages that may be on their way.",
+        one(observer.budget.max() as f64),
     )
 }
 

@@ -18,10 +18,11 @@ use crate::arena::Index;
 use crate::http::{Page, Pages, STATUS_PAGE};
 use crate::server::admission::Admission;
 use crate::server::instance::Instance;
+use crate::server::memory::Budget;
 use crate::server::readiness::{Readiness, Standing};
 
 pub(in crate::server) use fleet::Heard;
-pub(in crate::server) use record::{Method, Recorder, Running, ScanTimes};
+pub(in crate::server) use record::{Method, Recorder, Refused, Running, ScanTimes};
 use snapshot::Snapshots;
 
 /// Everything that is shown.
@@ -29,6 +30,7 @@ use snapshot::Snapshots;
 pub(in crate::server) struct Observer {
     recorder: Arc<Recorder>,
     admission: Arc<Admission>,
+    budget: Arc<Budget>,
     snapshots: Snapshots,
     instance: Instance,
     started: SystemTime,
@@ -41,10 +43,11 @@ impl Observer {
         recorder: Arc<Recorder>,
         admission: Arc<Admission>,
         readiness: Arc<Readiness>,
+        budget: Arc<Budget>,
         instance: Instance,
     ) -> Self {
         let snapshots = Snapshots::new(index, Arc::clone(&recorder));
-        Observer { recorder, admission, snapshots, instance, started: SystemTime::now(), readiness }
+        Observer { recorder, admission, budget, snapshots, instance, started: SystemTime::now(), readiness }
     }
 
     /// The pages of the HTTP port.

@@ -42,13 +42,15 @@ pub(in crate::server) enum Method {
     Match,
     MatchPrefix,
     HitCounts,
+    /// What operators ask and tell.
+    Admin,
     /// Probes, reflection, and what there is not.
     Other,
 }
 
 impl Method {
-    pub(super) const ALL: [Method; 5] =
-        [Method::Apply, Method::Match, Method::MatchPrefix, Method::HitCounts, Method::Other];
+    pub(super) const ALL: [Method; 6] =
+        [Method::Apply, Method::Match, Method::MatchPrefix, Method::HitCounts, Method::Admin, Method::Other];
 
     /// The method at a path.
     pub(in crate::server) fn of(path: &str) -> Self {
@@ -57,17 +59,19 @@ impl Method {
             Some("ApplyExternalKvBatch") => Method::Apply,
             Some("MatchExternalKv") => Method::Match,
             Some("GetExternalKvHitCounts") => Method::HitCounts,
+            None if path.starts_with("/kv_indexer.admin.v1.Admin/") => Method::Admin,
             _ => Method::Other,
         }
     }
 
     /// Its name in the contract.
-    pub(super) fn name(self) -> &'static str {
+    pub(in crate::server) fn name(self) -> &'static str {
         match self {
             Method::Apply => "ApplyExternalKvBatch",
             Method::Match => "MatchExternalKv",
             Method::MatchPrefix => "MatchExternalKvPrefix",
             Method::HitCounts => "GetExternalKvHitCounts",
+            Method::Admin => "Admin",
             Method::Other => "other",
         }
     }
@@ -111,6 +115,45 @@ impl Outcome {
     }
 }
 
+/// Why a call or a connection was turned away by the port itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::server) enum Refused {
+    /// The call showed no valid token or certificate.
+    Unauthenticated,
+    /// It showed one that allows other calls.
+    NotAllowed,
+    /// The connection's TLS handshake failed or took too long.
+    Handshake,
+    /// The messages on their way took all the memory there is for them.
+    Memory,
+    /// All places for connections were taken.
+    Connections,
+    /// The peer did not speak HTTP/2, or did not take its answers.
+    Unresponsive,
+}
+
+impl Refused {
+    pub(super) const ALL: [Refused; 6] = [
+        Refused::Unauthenticated,
+        Refused::NotAllowed,
+        Refused::Handshake,
+        Refused::Memory,
+        Refused::Connections,
+        Refused::Unresponsive,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Refused::Unauthenticated => "unauthenticated",
+            Refused::NotAllowed => "not_allowed",
+            Refused::Handshake => "handshake",
+            Refused::Memory => "memory",
+            Refused::Connections => "connections",
+            Refused::Unresponsive => "unresponsive",
+        }
+    }
+}
+
 /// Calls of one method.
 #[derive(Debug)]
 pub(super) struct Calls {
@@ -137,6 +180,7 @@ pub(in crate::server) struct Recorder {
     /// 1 while the network is the suspect for workers' silence.
     pub(super) network_suspected: Level,
     pub(super) reports: Reports,
+    refused: [Counter; Refused::ALL.len()],
 }
 
 impl Recorder {
@@ -160,7 +204,20 @@ impl Recorder {
             dropped: Counter::default(),
             network_suspected: Level::default(),
             reports: Reports::default(),
+            refused: Default::default(),
         }
+    }
+
+    /// Counts what was turned away and tells of the 1st, 2nd, 4th, 8th …
+    pub(in crate::server) fn refused(&self, why: Refused, detail: &dyn std::fmt::Display) {
+        let total = self.refused[why as usize].count_up();
+        if total.is_power_of_two() {
+            tracing::warn!(total, reason = why.name(), "turned away: {detail}");
+        }
+    }
+
+    pub(super) fn refusals(&self) -> [(&'static str, u64); Refused::ALL.len()] {
+        Refused::ALL.map(|why| (why.name(), self.refused[why as usize].get()))
     }
 
     pub(super) fn calls(&self, method: Method) -> &Calls {
@@ -297,7 +354,22 @@ mod tests {
             assert_eq!(*code as usize, place, "{code:?}");
         }
         assert!(Method::ALL.iter().enumerate().all(|(place, method)| *method as usize == place));
+        assert!(Refused::ALL.iter().enumerate().all(|(place, why)| *why as usize == place));
         assert!(Outcome::ALL.iter().enumerate().all(|(place, outcome)| *outcome as usize == place));
+    }
+
+    #[test]
+    fn methods_are_known_by_their_paths() {
+        for (path, method) in [
+            ("/kv_indexer.v1.KVIndexer/ApplyExternalKvBatch", Method::Apply),
+            ("/kv_indexer.v1.KVIndexer/NoSuch", Method::Other),
+            ("/kv_indexer.admin.v1.Admin/DropWorker", Method::Admin),
+            ("/kv_indexer.admin.v1.Admin/NoSuch", Method::Admin),
+            ("/kv_indexer.admin.v1.Administrator/DropWorker", Method::Other),
+            ("/grpc.health.v1.Health/Check", Method::Other),
+        ] {
+            assert_eq!(Method::of(path), method, "{path}");
+        }
     }
 
     #[test]

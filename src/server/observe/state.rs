@@ -33,6 +33,7 @@ pub(super) fn json(observer: &Observer) -> String {
             "silence": recorder.removed_for_silence.get(),
             "dropped": recorder.dropped.get(),
         },
+        "message_memory": { "bytes": observer.budget.used(), "max": observer.budget.max() },
         "connections": recorder.connections.get(),
         "index": index(&snapshot),
         "workers": snapshot.rows().map(|(label, row)| worker(label, row)).collect::<Vec<_>>(),
@@ -47,7 +48,11 @@ pub(super) fn json(observer: &Observer) -> String {
             "permits_out": observer.admission.running(),
         },
         "apply_hashes": recorder.apply_hashes.read().json(),
-        "rejections": { "overloaded": observer.admission.overloaded(), "late": observer.admission.late() },
+        "rejections": named(
+            [("overloaded", observer.admission.overloaded()), ("late", observer.admission.late())]
+                .into_iter()
+                .chain(recorder.refusals()),
+        ),
     });
     state.to_string()
 }

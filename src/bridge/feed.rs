@@ -1,0 +1,157 @@
+//! A server, the queue for it and the RPC under way to it.
+//!
+//! [`Feeds`] are the servers of one stream. Each is told the same changes in the same
+//! order at its own pace: one that is slow, away or refuses holds back no other.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use super::config::Config;
+use super::mirror::Mirror;
+use super::replica::{Replica, Told};
+use super::sender::{Life, Refused, Sender, ServerError};
+use super::status::{Reporter, ServerStatus};
+use crate::pb::ExternalKvAction;
+
+type Sending = Pin<Box<dyn Future<Output = Result<Life, Refused>> + Send>>;
+
+/// All servers of a stream, in the order of the settings.
+pub(super) struct Feeds {
+    feeds: Vec<Feed>,
+    mirror: Mirror,
+    /// After how long a server that there is nothing to tell is told nothing.
+    idle: Option<Duration>,
+}
+
+struct Feed {
+    server: String,
+    sender: Sender,
+    replica: Replica,
+    in_flight: Option<Sending>,
+    /// The life of the server that took the last RPC.
+    life: Option<Life>,
+    /// When the last RPC was made.
+    told: Instant,
+    refused: Option<Refused>,
+}
+
+impl Feeds {
+    pub(super) fn new(config: &Config, mirror: Mirror, reporter: &Reporter) -> Result<Self, ServerError> {
+        let feed = |(place, server): (usize, &String)| {
+            Ok(Feed {
+                server: server.clone(),
+                sender: Sender::new(config, place, reporter.clone())?,
+                replica: Replica::new(),
+                in_flight: None,
+                life: None,
+                told: Instant::now(),
+                refused: None,
+            })
+        };
+        let feeds = config.servers.iter().enumerate().map(feed).collect::<Result<_, _>>()?;
+        Ok(Feeds { feeds, mirror, idle: config.idle_report })
+    }
+
+    /// Takes one RPC's changes for every server; how many blocks did not fit the mirror.
+    pub(super) fn push(&mut self, mut actions: Vec<ExternalKvAction>) -> usize {
+        let left_out = self.mirror.apply(&mut actions);
+        if !actions.is_empty() {
+            self.feeds.iter_mut().for_each(|feed| feed.replica.push(&actions));
+        }
+        left_out
+    }
+
+    /// Starts an RPC to every server that has none under way and is to be told something.
+    pub(super) fn start(&mut self) {
+        for feed in self.feeds.iter_mut().filter(|feed| feed.in_flight.is_none() && feed.refused.is_none()) {
+            let quiet = self.idle.is_some_and(|idle| feed.told.elapsed() >= idle);
+            let told = feed.replica.next(&self.mirror).or_else(|| quiet.then(Told::nothing));
+            if let Some(told) = told {
+                feed.told = Instant::now();
+                feed.in_flight = Some(Box::pin(feed.sender.send(told, feed.life.as_ref())));
+            }
+        }
+    }
+
+    /// Waits until a server has taken its RPC, or until one is to be given a sign of life.
+    ///
+    /// Cancelling it loses nothing.
+    ///
+    /// # Errors
+    /// The last server that was left has refused a batch for good.
+    pub(super) async fn advance(&mut self) -> Result<(), Refused> {
+        let due = self.due();
+        let sent = poll_fn(|context| self.poll(context));
+        match due {
+            Some(due) => tokio::select! {
+                sent = sent => sent,
+                () = tokio::time::sleep_until(due) => {
+                    self.mirror.maintain();
+                    Ok(())
+                }
+            },
+            None => sent.await,
+        }
+    }
+
+    /// When the first of the servers that are told nothing is to be given a sign of life.
+    fn due(&self) -> Option<Instant> {
+        let quiet = self.feeds.iter().filter(|feed| feed.in_flight.is_none() && feed.refused.is_none());
+        Some(quiet.map(|feed| feed.told).min()? + self.idle?)
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refused>> {
+        for place in 0..self.feeds.len() {
+            let feed = &mut self.feeds[place];
+            let Some(sending) = &mut feed.in_flight else { continue };
+            let Poll::Ready(sent) = sending.as_mut().poll(context) else { continue };
+            feed.in_flight = None;
+            match sent {
+                Ok(life) => feed.taken(life),
+                Err(refused) => {
+                    warn!(server = feed.server, "the server is told nothing any more: {refused}");
+                    feed.refused = Some(refused);
+                }
+            }
+            if self.feeds.iter().all(|feed| feed.refused.is_some())
+                && let Some(refused) = self.feeds[place].refused.take()
+            {
+                return Poll::Ready(Err(refused));
+            }
+            return Poll::Ready(Ok(()));
+        }
+        Poll::Pending
+    }
+
+    /// Whether every server that still is told anything has been told all.
+    pub(super) fn is_idle(&self) -> bool {
+        let idle = |feed: &Feed| feed.in_flight.is_none() && feed.replica.is_idle();
+        self.feeds.iter().all(|feed| feed.refused.is_some() || idle(feed))
+    }
+
+    /// Writes what there is to be known of each server.
+    pub(super) fn report(&self, servers: &mut [ServerStatus]) {
+        for (feed, status) in self.feeds.iter().zip(servers) {
+            status.synchronised = feed.replica.is_live() && feed.life.is_some();
+            status.synchronisations = feed.replica.synchronisations();
+            status.pending_bytes = feed.replica.pending_bytes();
+            status.refused = feed.refused.is_some();
+        }
+    }
+}
+
+impl Feed {
+    /// Notes that the server took its RPC, and whether it is still the one that took the others.
+    fn taken(&mut self, life: Life) {
+        if self.life.as_ref().is_some_and(|last| *last != life) {
+            info!(server = self.server, "the server has begun anew and is told everything");
+            self.replica.fall_behind();
+        }
+        self.life = Some(life);
+    }
+}
