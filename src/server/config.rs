@@ -31,25 +31,6 @@ const HTTP_ADDR: Setting = Setting {
            off for none.",
 };
 
-const WORKER_TTL_MS: Setting = Setting {
-    name: "KV_INDEXER_WORKER_TTL_MS",
-    value: "MS",
-    default: Some("0"),
-    help: "Milliseconds after which a worker that does not report, not even an empty batch, is left out of \
-           answers, and after as many more removed; 0 is never.",
-};
-
-const SETTLE_MS: Setting = Setting {
-    name: "KV_INDEXER_SETTLE_MS",
-    value: "MS",
-    default: Some("3000"),
-    help: "Milliseconds after its start that bridges have to find the server before it can be ready; then it \
-           waits until they have brought it up to date. 0 makes it ready at once.",
-};
-
-/// Shortest time to live: bridges cannot report much more often.
-const WORKER_TTL_MS_MIN: u64 = 100;
-
 const TRACE_CONTEXT: Setting = Setting {
     name: "KV_INDEXER_TRACE_CONTEXT",
     value: "on|off",
@@ -72,6 +53,25 @@ const MESSAGE_MEMORY_MIB: Setting = Setting {
     help: "Memory in MiB that messages on their way may take over all connections; a message beyond it is refused \
            with RESOURCE_EXHAUSTED. At least 8, the largest message.",
 };
+
+const WORKER_TTL_MS: Setting = Setting {
+    name: "KV_INDEXER_WORKER_TTL_MS",
+    value: "MS",
+    default: Some("0"),
+    help: "Milliseconds after which a worker that does not report, not even an empty batch, is left out of \
+           answers, and after as many more removed; 0 is never.",
+};
+
+const SETTLE_MS: Setting = Setting {
+    name: "KV_INDEXER_SETTLE_MS",
+    value: "MS",
+    default: Some("3000"),
+    help: "Milliseconds after its start that bridges have to find the server before it can be ready; then it \
+           waits until they have brought it up to date. 0 makes it ready at once.",
+};
+
+/// Shortest time to live: bridges cannot report much more often.
+const WORKER_TTL_MS_MIN: u64 = 100;
 
 /// All settings of the server's binary.
 pub const SETTINGS: &[Setting] = &{

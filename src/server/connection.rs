@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::admission::Arrivals;
 use super::generated::k_v_indexer_server::KVIndexerServer;
-use super::instance::Stamped;
+use super::instance::{Instance, Stamped};
 use super::memory::Received;
 use super::observe::{Recorder, Refused};
 use super::routes::Routes;
@@ -44,13 +44,14 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 
 /// What answers the calls of a connection.
-pub(super) type Service = Stamped<Arrivals<Routes<KVIndexerServer<Indexer>, Received>>>;
+pub(super) type Service = Arrivals<Routes<KVIndexerServer<Indexer>, Received>>;
 
 /// Serves one connection until its peer leaves, or the drain and its last call end.
 pub(super) async fn serve(
     stream: TcpStream,
     acceptor: Option<Arc<Acceptor>>,
     service: Service,
+    instance: Instance,
     recorder: Arc<Recorder>,
     mut drain: watch::Receiver<()>,
 ) {
@@ -59,7 +60,7 @@ pub(super) async fn serve(
         tracing::debug!(%error, "connection without TCP_NODELAY");
     }
     let Some(acceptor) = acceptor else {
-        return calls(stream, service, Grants::default(), &recorder, drain).await;
+        return calls(stream, service, instance, Grants::default(), &recorder, drain).await;
     };
     let shaken = tokio::select! {
         shaken = tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)) => shaken,
@@ -67,8 +68,8 @@ pub(super) async fn serve(
     };
     match shaken {
         Ok(Ok(stream)) => {
-            let grants = service.inner().gate().grants(&stream);
-            calls(stream, service, grants, &recorder, drain).await;
+            let grants = service.gate().grants(&stream);
+            calls(stream, service, instance, grants, &recorder, drain).await;
         }
         Ok(Err(error)) => recorder.refused(Refused::Handshake, &error),
         Err(_) => recorder.refused(Refused::Handshake, &"the TLS handshake took too long"),
@@ -79,13 +80,15 @@ pub(super) async fn serve(
 async fn calls(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: Service,
+    instance: Instance,
     grants: Grants,
     recorder: &Recorder,
     mut drain: watch::Receiver<()>,
 ) {
     let watch = Arc::new(Watch::default());
     let stream = Counted::new(stream, Arc::clone(&watch));
-    let service = service.map(|arrivals| arrivals.of(Arc::clone(&watch), grants));
+    // Outside of everything else, so that no answer leaves without it.
+    let service = Stamped::new(service.of(Arc::clone(&watch), grants), instance);
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)

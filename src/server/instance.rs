@@ -16,8 +16,9 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use http::{HeaderName, HeaderValue, Request, Response};
+use tonic::metadata::MetadataMap;
 
-/// The metadata that carries the id.
+/// The metadata that carries the id; in a request, the id of the server that is meant.
 const HEADER: HeaderName = HeaderName::from_static("kv-indexer-instance");
 
 /// The id of one life of a server: 128 random bits, as 32 digits of lower-case hex.
@@ -31,6 +32,11 @@ impl Instance {
         let keys = RandomState::new();
         let text = format!("{:016x}{:016x}", keys.hash_one(1u8), keys.hash_one(2u8));
         Instance(HeaderValue::from_str(&text).unwrap_or_else(|_| unreachable!("hex is a header's value")))
+    }
+
+    /// Whether a request names this instance.
+    pub(super) fn is_meant_by(&self, metadata: &MetadataMap) -> bool {
+        metadata.get(HEADER.as_str()).is_some_and(|named| named.as_bytes() == self.0.as_bytes())
     }
 
     /// Its 32 digits.
@@ -55,16 +61,6 @@ pub(super) struct Stamped<S> {
 impl<S> Stamped<S> {
     pub(super) fn new(inner: S, instance: Instance) -> Self {
         Stamped { inner, instance }
-    }
-
-    /// The service whose answers these are.
-    pub(super) fn inner(&self) -> &S {
-        &self.inner
-    }
-
-    /// The same around what `change` makes of it.
-    pub(super) fn map(self, change: impl FnOnce(S) -> S) -> Self {
-        Stamped { inner: change(self.inner), ..self }
     }
 }
 

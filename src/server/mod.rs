@@ -10,12 +10,12 @@
 //! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
 //! `routes` finds a call's service, `admission` refuses calls that are not allowed,
 //! late or too many, with `security` and `memory` behind it, `wire` reads and writes
-//! messages, `service` has the calls, `status` maps errors, `instance` says in each
-//! answer which server gave it. `observe` shows how it goes, `trace` follows a caller,
-//! `health` and `reflection` are for probes and tools, `readiness` knows what the server
-//! still waits for. `admin` is for operators, with `drops` telling batches that a drop has
-//! overtaken, `liveness` deals with workers that fall silent, `maintenance` cleans up.
-//! The server must not know how placements are kept or matched.
+//! messages, `service` has the calls, `status` maps errors. `observe` shows how it
+//! goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
+//! `readiness` knows what the server still waits for, `admin` is for operators, with
+//! `drops` telling batches that a drop has overtaken, `liveness` deals with workers
+//! that fall silent, `maintenance` cleans up, `instance` says in each answer which
+//! server gave it. The server must not know how placements are kept or matched.
 
 mod admin;
 mod admission;
@@ -60,7 +60,7 @@ pub use admission::{Admission, Permit, Refusal};
 pub use config::{Config, SETTINGS};
 use drops::Drops;
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
-use instance::{Instance, Stamped};
+use instance::Instance;
 use liveness::Watch;
 use maintenance::Maintenance;
 use memory::Budget;
@@ -110,8 +110,14 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        let (instance, security) = (Instance::random(), Security::default());
-        Server { index, admission, instance, config, security, http: None }
+        Server {
+            index,
+            admission,
+            instance: Instance::random(),
+            config,
+            security: Security::default(),
+            http: None,
+        }
     }
 
     /// The same with TLS and access as given; without, everybody may do everything.
@@ -162,15 +168,16 @@ impl Server {
             Arc::clone(&index),
             Arc::clone(&recorder),
             Arc::clone(&admission),
-            Arc::clone(&readiness),
             Arc::clone(&budget),
+            Arc::clone(&readiness),
             self.instance.clone(),
         ));
         let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
         let drops = Arc::new(Drops::default());
         let operator = Operator::new(Arc::clone(&index), Arc::clone(&drops), Arc::clone(&recorder));
         let operator = AdminServer::new(operator).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder), drops);
+        let calls =
+            Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder), drops, self.instance.clone());
         let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
         let health = health::Reporter::starting::<KVIndexerServer<Indexer>>(readiness.is_ready()).await;
         let mut getting_ready = JoinSet::new();
@@ -182,7 +189,7 @@ impl Server {
         let routes = Routes::new(calls, others);
         let (gate, traces) = (self.security.gate(), self.config.trace_context);
         let service = Arrivals::new(routes, admission, Arc::clone(&recorder), budget, gate, traces);
-        let service = Stamped::new(service, self.instance);
+        let instance = self.instance;
         let acceptor = self.security.acceptor();
         let is_exposed = !listener.local_addr()?.ip().is_loopback();
         if is_exposed && self.security.is_open() {
@@ -201,7 +208,8 @@ impl Server {
                     let (acceptor, recorder) = (acceptor.clone(), Arc::clone(&recorder));
                     let held = (place, recorder.connected());
                     let drain = drain.subscribe();
-                    Some((connection::serve(stream, acceptor, service.clone(), recorder, drain), held))
+                    let (service, instance) = (service.clone(), instance.clone());
+                    Some((connection::serve(stream, acceptor, service, instance, recorder, drain), held))
                 }
                 Err(_) => {
                     recorder.refused(Refused::Connections, &"all places for connections are taken");

@@ -4,6 +4,8 @@
 //! scatter prompts over the fleet. So it says that it is not ready until its bridges have had
 //! time to find it, `KV_INDEXER_SETTLE_MS`, and have brought it up to date: a bridge marks its
 //! batches with the metadata [`HEADER`], `synchronising` at first and `synchronised` from then on.
+//! With the latter it names the instance that it has brought up to date: a bridge that has not
+//! noticed yet that this server is another one says so of its predecessor.
 //! Calls are answered all the same. A worker whose bridge says nothing further for
 //! [`PATIENCE`], or that is removed, is waited for no longer; one whose bridge does not
 //! mark its batches never is.
@@ -20,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use tonic::metadata::MetadataMap;
 
+use super::instance::Instance;
 use super::observe::Recorder;
 
 /// The metadata of a batch that says what its bridge is about.
@@ -47,11 +50,11 @@ pub(super) enum Stream {
 }
 
 impl Stream {
-    /// What the metadata of a batch says; a word of another time counts as none.
-    pub(super) fn of(metadata: &MetadataMap) -> Option<Self> {
+    /// What the metadata of a batch says to this instance; a word of another time counts as none.
+    pub(super) fn of(metadata: &MetadataMap, instance: &Instance) -> Option<Self> {
         match metadata.get(HEADER)?.as_bytes() {
-            b"synchronising" => Some(Stream::Synchronising),
-            b"synchronised" => Some(Stream::Synchronised),
+            b"synchronised" if instance.is_meant_by(metadata) => Some(Stream::Synchronised),
+            b"synchronised" | b"synchronising" => Some(Stream::Synchronising),
             _ => None,
         }
     }
@@ -245,16 +248,24 @@ mod tests {
 
     #[test]
     fn only_known_words_count() {
-        let of = |value: &'static str| {
+        let (this, other) = (Instance::random(), Instance::random());
+        let of = |value: &'static str, meant: Option<&Instance>| {
             let mut metadata = MetadataMap::new();
             metadata.insert(HEADER, tonic::metadata::MetadataValue::from_static(value));
-            Stream::of(&metadata)
+            if let Some(meant) = meant {
+                metadata.insert("kv-indexer-instance", meant.as_str().parse().expect("hex"));
+            }
+            Stream::of(&metadata, &this)
         };
-        assert_eq!(of("synchronising"), Some(Stream::Synchronising));
-        assert_eq!(of("synchronised"), Some(Stream::Synchronised));
-        for other in ["", "Synchronised", "synchronised ", "ready"] {
-            assert_eq!(of(other), None, "{other:?}");
+        for meant in [None, Some(&this), Some(&other)] {
+            assert_eq!(of("synchronising", meant), Some(Stream::Synchronising));
+            for word in ["", "Synchronised", "synchronised ", "ready"] {
+                assert_eq!(of(word, meant), None, "{word:?}");
+            }
         }
-        assert_eq!(Stream::of(&MetadataMap::new()), None);
+        assert_eq!(of("synchronised", Some(&this)), Some(Stream::Synchronised));
+        assert_eq!(of("synchronised", Some(&other)), Some(Stream::Synchronising), "of its predecessor");
+        assert_eq!(of("synchronised", None), Some(Stream::Synchronising));
+        assert_eq!(Stream::of(&MetadataMap::new(), &this), None);
     }
 }

@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::admission::{Admission, Deadline, Refusal};
 use super::drops::{Drops, Overtaken, Since};
+use super::instance::Instance;
 use super::memory::Charge;
 use super::observe::{Recorder, ScanTimes};
 use super::readiness::Stream;
@@ -52,6 +53,7 @@ pub(super) struct Indexer {
     admission: Arc<Admission>,
     recorder: Arc<Recorder>,
     drops: Arc<Drops>,
+    instance: Instance,
 }
 
 impl Indexer {
@@ -60,16 +62,17 @@ impl Indexer {
         admission: Arc<Admission>,
         recorder: Arc<Recorder>,
         drops: Arc<Drops>,
+        instance: Instance,
     ) -> Self {
-        Indexer { index, admission, recorder, drops }
+        Indexer { index, admission, recorder, drops, instance }
     }
 }
 
 #[tonic::async_trait]
 impl super::KVIndexer for Indexer {
     async fn apply(&self, request: Request<ApplyRequest>) -> Result<Response<Answer>, Status> {
-        let (receipt, stream) = (self.drops.receipt(), Stream::of(request.metadata()));
         let charge = Charge::of(&request);
+        let (receipt, stream) = (self.drops.receipt(), Stream::of(request.metadata(), &self.instance));
         let request = request.into_inner();
         let (index, drops) = (Arc::clone(&self.index), Arc::clone(&self.drops));
         let recorder = Arc::clone(&self.recorder);
@@ -240,7 +243,9 @@ mod tests {
         let runtime = runtime.expect("a runtime");
         let (index, drops) = (Arc::new(Index::new()), Arc::new(Drops::default()));
         let (admission, recorder) = (Arc::new(Admission::new(1)), Arc::new(Recorder::new()));
-        let calls = Indexer::new(Arc::clone(&index), admission, Arc::clone(&recorder), Arc::clone(&drops));
+        let instance = Instance::random();
+        let calls =
+            Indexer::new(Arc::clone(&index), admission, Arc::clone(&recorder), Arc::clone(&drops), instance);
         let _entered = runtime.enter();
         for is_dropped in [true, false] {
             runtime.block_on(calls.apply(report(1))).expect("applied");

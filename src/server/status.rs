@@ -44,13 +44,6 @@ impl From<Refusal> for Status {
     }
 }
 
-impl From<Overtaken> for Status {
-    fn from(error: Overtaken) -> Self {
-        // Bridges send again what was unavailable, and by then it is a later batch.
-        Status::unavailable(error.to_string())
-    }
-}
-
 impl From<Denied> for Status {
     fn from(denied: Denied) -> Self {
         let text = denied.to_string();
@@ -58,6 +51,13 @@ impl From<Denied> for Status {
             Denied::Unknown => Status::unauthenticated(text),
             Denied::NotAllowed => Status::permission_denied(text),
         }
+    }
+}
+
+impl From<Overtaken> for Status {
+    fn from(error: Overtaken) -> Self {
+        // Bridges send again what was unavailable, and by then it is a later batch.
+        Status::unavailable(error.to_string())
     }
 }
 

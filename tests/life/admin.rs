@@ -9,7 +9,7 @@ use sgl_kv_indexer::server::Config;
 use tonic::Code;
 use tonic::transport::Channel;
 
-use crate::server::{Running, batch, holders, marked};
+use crate::server::{Running, apply_synchronised, batch, holders, marked};
 
 async fn page(client: &mut AdminClient<Channel>, after: &str, limit: u32) -> ListWorkersResponse {
     let request = ListWorkersRequest { after: after.to_owned(), limit };
@@ -54,7 +54,7 @@ async fn a_list_says_what_is_known_of_each_worker() {
     // Whatever the machine's pace, it was heard within the time that this test has run.
     assert!(full.last_heard_ms.is_some_and(|ms| ms < 600_000), "{:?}", full.last_heard_ms);
 
-    client.apply_external_kv_batch(marked(batch("full", 8, &[]), "synchronised")).await.expect("applied");
+    apply_synchronised(&mut client, batch("full", 8, &[])).await;
     let again = page(&mut admin, "bare", 1).await;
     assert_eq!((again.workers[0].last_seq, again.workers[0].stream()), (8, StreamState::Synchronised));
 }

@@ -9,7 +9,7 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
-use crate::server::{Running, batch, holders, marked, until};
+use crate::server::{Running, apply_synchronised, batch, holders, marked, until};
 
 /// Longer than any test: a server that settles for so long is never ready.
 const FOR_EVER: Duration = Duration::from_secs(86_400);
@@ -91,7 +91,7 @@ async fn it_waits_for_bridges_that_synchronise_and_says_for_whom() {
     assert!(text.contains("2 workers") && text.contains("\"a\"") && text.lines().count() == 1, "{text}");
     assert_eq!(health(&server).await, NOT_READY);
     let mut client = server.client().await;
-    client.apply_external_kv_batch(marked(batch("a", 2, &[]), "synchronised")).await.expect("applied");
+    apply_synchronised(&mut client, batch("a", 2, &[])).await;
     let (status, text) = server.get("/readyz").await;
     assert!(status == 503 && text.contains("1 workers"), "{text}");
     // A batch that says nothing does not hold it up either.
@@ -121,7 +121,7 @@ async fn a_watch_goes_on_from_not_ready_to_ready_and_ends_with_the_drain() {
     let mut next = async || watch.message().await.expect("a watch").map(|told| told.status());
     assert_eq!(next().await, Some(ServingStatus::NotServing));
     let mut calls = server.client().await;
-    calls.apply_external_kv_batch(marked(batch("a", 2, &[]), "synchronised")).await.expect("applied");
+    apply_synchronised(&mut calls, batch("a", 2, &[])).await;
     assert_eq!(next().await, Some(ServingStatus::Serving));
     drop(calls);
     let stopped = tokio::spawn(server.stop());

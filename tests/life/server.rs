@@ -6,7 +6,10 @@ use std::time::{Duration, Instant};
 
 use sgl_kv_indexer::arena::Index;
 use sgl_kv_indexer::pb::kv_indexer_client::KvIndexerClient;
-use sgl_kv_indexer::pb::{ApplyExternalKvBatchRequest, ExternalKvAction, MatchExternalKvPrefixRequest};
+use sgl_kv_indexer::pb::{
+    ApplyExternalKvBatchRequest, ExternalKvAction, GetExternalKvHitCountsRequest,
+    MatchExternalKvPrefixRequest,
+};
 use sgl_kv_indexer::server::{Config, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -109,6 +112,19 @@ pub(crate) fn marked(
     let mut request = Request::new(batch);
     request.metadata_mut().insert("kv-indexer-stream", MetadataValue::from_static(stream));
     request
+}
+
+/// Applies a batch of a bridge that knows which instance it has brought up to date.
+pub(crate) async fn apply_synchronised(
+    client: &mut KvIndexerClient<Channel>,
+    batch: ApplyExternalKvBatchRequest,
+) {
+    let question = GetExternalKvHitCountsRequest { hashes: vec![1] };
+    let answer = client.get_external_kv_hit_counts(question).await.expect("an answer");
+    let instance = answer.metadata().get("kv-indexer-instance").expect("an instance").clone();
+    let mut request = marked(batch, "synchronised");
+    request.metadata_mut().insert("kv-indexer-instance", instance);
+    client.apply_external_kv_batch(request).await.expect("applied");
 }
 
 /// The workers that hold the first of these blocks, by name.

@@ -42,12 +42,13 @@ impl Observer {
         index: Arc<Index>,
         recorder: Arc<Recorder>,
         admission: Arc<Admission>,
-        readiness: Arc<Readiness>,
         budget: Arc<Budget>,
+        readiness: Arc<Readiness>,
         instance: Instance,
     ) -> Self {
         let snapshots = Snapshots::new(index, Arc::clone(&recorder));
-        Observer { recorder, admission, budget, snapshots, instance, started: SystemTime::now(), readiness }
+        let started = SystemTime::now();
+        Observer { recorder, admission, budget, snapshots, instance, started, readiness }
     }
 
     /// The pages of the HTTP port.

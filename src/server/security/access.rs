@@ -301,7 +301,9 @@ mod tests {
         for method in [Method::Apply, Method::Admin] {
             assert_eq!(check(method, &["router"]), Err(Denied::NotAllowed));
             assert_eq!(check(method, &["bridge"]), Ok(()));
+            assert_eq!(check(method, &[]), Err(Denied::Unknown));
         }
+        assert_eq!(Method::of("/kv_indexer.admin.v1.Admin/DropWorker"), Method::Admin);
         assert_eq!(check(Method::Other, &[]), Ok(()));
         assert_eq!(Gate::default().check(Method::Apply, &none, Grants::default()), Ok(()));
     }
