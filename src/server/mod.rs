@@ -157,7 +157,8 @@ impl Server {
     /// No thread can be started, or the listener has no local address. A server that
     /// runs never fails.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-        tracing::info!(address = %listener.local_addr()?, instance = self.instance(), "listening");
+        tracing::info!(instance = self.instance(), "serving an index of its own");
+        tracing::info!(address = %listener.local_addr()?, "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
         let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
