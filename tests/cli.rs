@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 
-use common::capture::Capture;
+use common::capture::{Capture, state_of};
 use common::publisher::{Event, Publisher, batch};
 use serde_json::Value;
 use sgl_kv_indexer::arena::{Action, Batch, Index, PackedHashes, Tier};
@@ -296,19 +296,28 @@ async fn questions_are_answered_in_json_and_in_tables() {
     let hits = ask(&[&["hits", "--json", "-s", &server], &blocks[..]].concat()).await;
     let counts: Vec<_> = hits["hits"].as_array().expect("a list").iter().map(|row| &row["hits"]).collect();
     assert_eq!(counts, [1, 1], "{hits}");
-    let workers = ask(&[&["workers", "--json", "-s", &server], &blocks[..]].concat()).await;
-    let expected = serde_json::json!({"workers": [
-        {"worker": "w0", "address": "http://w0", "HBM": 2, "DRAM": 0, "SSD": 0}
-    ]});
-    assert_eq!(workers, expected);
+    let listed = ask(&["workers", "--json", "-s", &server]).await;
+    let row = &listed["workers"][0];
+    let state = Capture::read("sglang-plain-small");
+    let held = state_of(&state.streams()[0].1)["GPU"].len();
+    assert_eq!((&row["worker"], &row["address"]), (&"w0".into(), &"http://w0".into()), "{listed}");
+    assert_eq!(row["blocks"], serde_json::json!({"HBM": held, "DRAM": 0, "SSD": 0}));
 
     // Hash by hash, tables say the same; styles are for terminals.
     for (command, rows) in [("query", 1), ("match", 2), ("hits", 2), ("workers", 1)] {
-        let output = run(&[&[command, "-s", &server], &blocks[..]].concat()).await;
+        let blocks = if command == "workers" { &[][..] } else { &blocks[..] };
+        let output = run(&[&[command, "-s", &server], blocks].concat()).await;
         let text = String::from_utf8(output.stdout).expect("UTF-8");
         assert_eq!(text.lines().count(), rows + 1, "{command}: {text}");
         assert!(!text.contains('\u{1b}'), "{command}: {text:?}");
     }
+    for (expected, left) in [(0, 1), (1, 1)] {
+        let output = run(&["drop-worker", "w0", "-s", &server]).await;
+        assert_eq!(code(&output), expected, "{output:?}");
+        assert_eq!(code(&run(&["workers", "-s", &server]).await), left);
+    }
+    let replayed = run(&["replay", &capture("sglang-plain-small"), "-s", &server]).await;
+    assert_eq!(code(&replayed), 0, "it may come back under the same name");
     // The variable names the server where no flag does.
     let output = command(&["query", &one]).env("KV_INDEXER_ENDPOINT", &server).output().await;
     assert_eq!(code(&output.expect("the binary")), 0);
@@ -333,7 +342,8 @@ async fn every_exit_code_means_what_it_says() {
         (1, &["query", "1", "-s", &server]),
         (1, &["match", "-1", "-s", &server]),
         (1, &["hits", "1", "2", "-s", &server]),
-        (1, &["workers", "0x01", "-s", &server]),
+        (1, &["workers", "-s", &server]),
+        (1, &["drop-worker", "w9", "-s", &server]),
         (1, &["show", &plain, "--stream", "w9"]),
         (1, &["verify", &plain, "-s", &server]),
         // Bad arguments or input.
@@ -386,9 +396,10 @@ async fn a_server_of_another_contract_is_refused_by_code_four() {
     // A gRPC server without any service: every call is unimplemented.
     let router = tonic::service::Routes::default();
     tokio::spawn(tonic::transport::Server::builder().add_routes(router).serve_with_incoming(incoming));
-    for command in ["query", "match", "hits", "workers"] {
-        let output = run(&[command, "1", "-s", &endpoint]).await;
-        assert_eq!(code(&output), 4, "{command}: {output:?}");
+    for command in [&["query", "1"][..], &["match", "1"], &["hits", "1"], &["workers"], &["drop-worker", "w"]]
+    {
+        let output = run(&[command, &["-s", &endpoint]].concat()).await;
+        assert_eq!(code(&output), 4, "{command:?}: {output:?}");
     }
 }
 

@@ -1,9 +1,6 @@
-//! One question each to a server: `query`, `match`, `hits`, `workers`.
+//! One question each to a server: `query`, `match`, `hits`.
 //!
-//! The contract has no list of workers, so `workers` asks who holds any of the blocks
-//! that it is given. Lists longer than a call may carry are asked for in parts.
-
-use std::collections::BTreeMap;
+//! Lists longer than a call may carry are asked for in parts.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -45,12 +42,6 @@ pub(super) struct Match {
 
 #[derive(Debug, Args)]
 pub(super) struct Hits {
-    #[command(flatten)]
-    question: Question,
-}
-
-#[derive(Debug, Args)]
-pub(super) struct Workers {
     #[command(flatten)]
     question: Question,
 }
@@ -129,41 +120,6 @@ impl Match {
     }
 }
 
-impl Workers {
-    pub(super) async fn run(self, environment: &mut Environment<'_>) -> Result<Outcome, Failure> {
-        let Question { server, prompt, json } = &self.question;
-        let hashes = prompt.hashes(environment)?;
-        let found = matches(server, &hashes, false, environment).await?;
-        let mut workers: BTreeMap<(&str, &str), [usize; 3]> = BTreeMap::new();
-        for node in &found {
-            let counts = workers.entry((&node.worker_id, &node.address)).or_default();
-            for tier in &node.hashes_by_tier {
-                if let Some(known) = Tier::from_wire(tier.tier) {
-                    counts[known as usize - 1] += tier.hashes.len();
-                }
-            }
-        }
-        let mut table = Table::new(&["worker", "HBM", "DRAM", "SSD", "address"]);
-        let mut rows = Vec::new();
-        for ((worker, address), [hbm, dram, ssd]) in workers {
-            table.row([
-                worker.to_owned(),
-                hbm.to_string(),
-                dram.to_string(),
-                ssd.to_string(),
-                address.to_owned(),
-            ]);
-            rows.push(json!({"worker": worker, "address": address, "HBM": hbm, "DRAM": dram, "SSD": ssd}));
-        }
-        if *json {
-            output::json(environment.out, &json!({"workers": rows}))?;
-        } else {
-            write_or_say(&table, environment, "nobody holds any of the blocks")?;
-        }
-        Ok(Outcome::found(!found.is_empty()))
-    }
-}
-
 impl Hits {
     pub(super) async fn run(self, environment: &mut Environment<'_>) -> Result<Outcome, Failure> {
         let Question { server, prompt, json } = &self.question;
@@ -232,7 +188,11 @@ pub(super) fn tier_name(number: i32) -> String {
     }
 }
 
-fn write_or_say(table: &Table, environment: &mut Environment<'_>, nothing: &str) -> Result<(), Failure> {
+pub(super) fn write_or_say(
+    table: &Table,
+    environment: &mut Environment<'_>,
+    nothing: &str,
+) -> Result<(), Failure> {
     if table.is_empty() {
         writeln!(environment.err, "{nothing}")?;
         return Ok(());

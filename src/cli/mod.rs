@@ -2,7 +2,8 @@
 //!
 //! | part | what it is |
 //! |---|---|
-//! | `asking` | `query`, `match`, `hits`, `workers`: one question each |
+//! | `asking` | `query`, `match`, `hits`: one question each |
+//! | `operating` | `workers`, `drop-worker`: for operators |
 //! | `prompt` | the hashes that a question is about, from numbers or token ids |
 //! | `recording` | files of recorded messages: written, and read in two forms |
 //! | `record`, `replay`, `show`, `verify` | what is done with recordings |
@@ -28,6 +29,7 @@
 mod asking;
 mod bench;
 mod feed;
+mod operating;
 mod output;
 mod prompt;
 mod record;
@@ -71,8 +73,10 @@ enum Command {
     Match(asking::Match),
     /// Tells how often the given blocks were matched by counting look-ups.
     Hits(asking::Hits),
-    /// Tells which workers hold any of the given blocks, and how many at which tier.
-    Workers(asking::Workers),
+    /// Lists the workers that a server knows, what they hold and when they were last heard.
+    Workers(operating::Workers),
+    /// Removes a worker from a server at once, with all that it holds.
+    DropWorker(operating::DropWorker),
     /// Records an engine's event stream to a file.
     Record(record::Record),
     /// Plays a recording as a publisher, or reports it to a server as a bridge would.
@@ -182,6 +186,7 @@ async fn dispatch(command: Command, environment: &mut Environment<'_>) -> Result
         Command::Match(command) => command.run(environment).await,
         Command::Hits(command) => command.run(environment).await,
         Command::Workers(command) => command.run(environment).await,
+        Command::DropWorker(command) => command.run(environment).await,
         Command::Record(command) => command.run(environment).await,
         Command::Replay(command) => command.run(environment).await,
         Command::Show(command) => command.run(environment),

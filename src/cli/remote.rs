@@ -12,6 +12,7 @@ use tonic::{Code, Request, Status};
 
 use super::{ENDPOINT, Environment, Failure};
 use crate::client::{self, Credentials, ErrorClass, QueryError};
+use crate::pb::admin::admin_client::AdminClient;
 use crate::pb::kv_indexer_client::KvIndexerClient;
 
 /// Largest answer that is read: one to a match of the most hashes that hundreds of workers hold.
@@ -83,6 +84,16 @@ impl ServerArguments {
 
     /// A client of one server: the flag's only one, or the variable's first.
     pub(super) fn client(&self, environment: &Environment<'_>) -> Result<Remote, Failure> {
+        let client = KvIndexerClient::new(self.channel(environment)?);
+        Ok(client.max_decoding_message_size(ANSWER_BYTES_MAX))
+    }
+
+    /// The same for the server's admin service.
+    pub(super) fn admin(&self, environment: &Environment<'_>) -> Result<RemoteAdmin, Failure> {
+        Ok(AdminClient::new(self.channel(environment)?))
+    }
+
+    fn channel(&self, environment: &Environment<'_>) -> Result<InterceptedService<Channel, Shown>, Failure> {
         if self.servers.len() > 1 {
             return Err(Failure::Input("only query takes several servers".to_owned()));
         }
@@ -92,10 +103,12 @@ impl ServerArguments {
         let endpoint = client::endpoint(endpoint, &credentials).map_err(unusable)?;
         let channel = endpoint.timeout(self.timeout()).connect_lazy();
         let shown = Shown(credentials.bearer().map_err(unusable)?);
-        let client = KvIndexerClient::with_interceptor(channel, shown);
-        Ok(client.max_decoding_message_size(ANSWER_BYTES_MAX))
+        Ok(InterceptedService::new(channel, shown))
     }
 }
+
+/// The same of the admin service.
+pub(super) type RemoteAdmin = AdminClient<InterceptedService<Channel, Shown>>;
 
 /// Puts the token into a call's headers.
 #[derive(Debug, Clone)]
