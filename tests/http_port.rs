@@ -35,7 +35,7 @@ impl Running {
             TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
         ];
         let (rpc, http) = (listener.local_addr().expect("bound"), port.local_addr().expect("bound"));
-        let config = Config { prefix_queries_in_flight_max: 1, ..Config::default() };
+        let config = Config { prefix_queries_in_flight_max: 1, settle: Duration::ZERO, ..Config::default() };
         let index = Arc::new(Index::new());
         let server = Server::new(config, Arc::clone(&index)).with_http(port);
         let admission = server.admission();

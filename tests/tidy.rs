@@ -80,7 +80,7 @@ const LAYERS: &[Layer] = &[
     Layer { path: "src/scan", modules: &["arena", "scan"], crates: &["nohash_hasher", "roaring", "std"] },
     Layer {
         path: "src/server",
-        modules: &["arena", "http", "limits", "metrics", "scan", "server", "settings", "version"],
+        modules: &["arena", "http", "limits", "metrics", "pb", "scan", "server", "settings", "version"],
         crates: &[
             "arc_swap",
             "bytes",

@@ -55,7 +55,7 @@ impl Doors {
 
     /// The call with a body that is bounded as its method asks.
     fn charge(&self, method: Method, mut request: Request<Incoming>) -> Request<Received> {
-        let is_index = method != Method::Other;
+        let is_index = !matches!(method, Method::Admin | Method::Other);
         let max = if is_index { usize::MAX } else { OTHER_BYTES_MAX };
         let charge = Charge::new(Arc::clone(&self.budget), max);
         request.extensions_mut().insert(Arc::clone(&charge));

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use super::arrivals::Arrivals;
 use super::generated::k_v_indexer_server::KVIndexerServer;
+use super::instance::{Instance, Stamped};
 use super::observe::Refused;
 use super::received::Received;
 use super::routes::Routes;
@@ -50,6 +51,7 @@ pub(super) async fn serve(
     stream: TcpStream,
     acceptor: Option<Arc<Acceptor>>,
     service: Service,
+    instance: Instance,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.
@@ -57,7 +59,7 @@ pub(super) async fn serve(
         tracing::debug!(%error, "connection without TCP_NODELAY");
     }
     let Some(acceptor) = acceptor else {
-        return calls(stream, service, Grants::default(), drain).await;
+        return calls(stream, service, instance, Grants::default(), drain).await;
     };
     let recorder = Arc::clone(&service.doors().recorder);
     let shaken = tokio::select! {
@@ -67,7 +69,7 @@ pub(super) async fn serve(
     match shaken {
         Ok(Ok(stream)) => {
             let grants = service.doors().gate.grants(&stream);
-            calls(stream, service, grants, drain).await;
+            calls(stream, service, instance, grants, drain).await;
         }
         Ok(Err(error)) => recorder.refused(Refused::Handshake, &error),
         Err(_) => recorder.refused(Refused::Handshake, &"the TLS handshake took too long"),
@@ -78,12 +80,15 @@ pub(super) async fn serve(
 async fn calls(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: Service,
+    instance: Instance,
     grants: Grants,
     mut drain: watch::Receiver<()>,
 ) {
     let watch = Arc::new(Watch::default());
     let recorder = Arc::clone(&service.doors().recorder);
     let stream = Counted::new(stream, Arc::clone(&watch));
+    // Outside of everything else, so that no answer leaves without it.
+    let service = Stamped::new(service.of(Arc::clone(&watch), grants), instance);
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
@@ -94,7 +99,7 @@ async fn calls(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service.of(Arc::clone(&watch), grants));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let mut judge = Judge::default();
     let mut looks = tokio::time::interval_at(Instant::now() + TICK, TICK);
