@@ -91,6 +91,7 @@ impl Binary {
         // Read to its end, so that the server never waits for room in its log.
         std::thread::spawn(move || log.for_each(drop));
         let address = line.rsplit_once("address=").expect("an address").1;
+        let address = address.split(' ').next().unwrap_or_default();
         (Binary(child), address.parse().expect("an address"))
     }
 

@@ -105,6 +105,11 @@ fn log(variables: &[(&str, &str)]) -> Vec<String> {
     lines
 }
 
+/// The address in the line that says where the server listens.
+fn listening(line: &str) -> Option<&str> {
+    line.split_once("listening address=")?.1.split(' ').next()
+}
+
 const ANY_PORT: (&str, &str) = ("KV_INDEXER_LISTEN_ADDR", "127.0.0.1:0");
 
 #[test]
@@ -146,7 +151,7 @@ async fn a_callers_trace_is_on_the_lines_of_its_call_if_asked_for() {
         let mut log =
             BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("UTF-8"));
         let line = log.find(|line| line.contains("listening")).expect("a server that listens");
-        let address = line.rsplit_once("address=").expect("an address").1.to_owned();
+        let address = listening(&line).expect("an address").to_owned();
         let mut client = KvIndexerClient::connect(format!("http://{address}")).await.expect("a server");
         let mut request =
             tonic::Request::new(MatchExternalKvPrefixRequest { hashes: vec![1], max_blocks: 0 });
@@ -222,7 +227,7 @@ async fn no_log_at_any_level_shows_a_token() {
     let address = loop {
         let line = log.next().expect("a server that listens");
         lines.push(line.clone());
-        if let Some((_, address)) = line.rsplit_once("listening address=") {
+        if let Some(address) = listening(&line) {
             break address.to_owned();
         }
     };
