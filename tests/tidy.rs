@@ -105,11 +105,13 @@ const LAYERS: &[Layer] = &[
         modules: &["arena", "bridge", "http", "limits", "metrics", "pb", "settings", "version"],
         crates: &[
             "bytes",
+            "crc32fast",
             "http",
             "hyper_util",
             "nohash_hasher",
             "rmp",
             "serde_json",
+            "sha2",
             "socket2",
             "std",
             "tokio",

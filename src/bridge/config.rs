@@ -4,6 +4,7 @@
 //! It reads no environment; the binary passes a look-up in, tests pass a map.
 //! Cost: none after the start.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
@@ -11,6 +12,7 @@ use http::Uri;
 use super::copies::Reading;
 use super::credentials::{self, Credentials};
 use super::event::{FULL, MAMBA, SWA};
+use super::store::MIRROR_DIR;
 use crate::pb::{TierType as Tier, WorkerCacheSpec};
 use crate::settings::{LOG_FILTER, LOG_FORMAT, Setting, SettingError, Settings};
 
@@ -169,6 +171,7 @@ pub const TABLE: &[Setting] = &[
     ENDPOINT,
     IDLE_REPORT_MS,
     MIRROR_MAX_BLOCKS,
+    MIRROR_DIR,
     credentials::CA_FILE,
     credentials::CLIENT_CERT_FILE,
     credentials::CLIENT_KEY_FILE,
@@ -201,6 +204,7 @@ const STREAM_KEYS: &[(&str, &Setting)] = &[
     ("server", &ENDPOINT),
     ("idle_report_ms", &IDLE_REPORT_MS),
     ("mirror_max_blocks", &MIRROR_MAX_BLOCKS),
+    ("mirror_dir", &MIRROR_DIR),
     ("endpoint", &EVENT_ENDPOINT),
     ("bind", &EVENT_BIND),
     ("topic", &EVENT_TOPIC),
@@ -266,6 +270,8 @@ pub struct Config {
     pub idle_report: Option<Duration>,
     /// Distinct blocks at which the process's mirror takes no further one.
     pub mirror_blocks_max: usize,
+    /// Where the mirror is kept on disk, if it is.
+    pub mirror_dir: Option<PathBuf>,
     /// Tiers that a clear empties; never empty.
     pub clear_tiers: Vec<Tier>,
     /// How the worker's caches decide what can be reused; `None` for whole blocks.
@@ -355,6 +361,7 @@ impl Config {
             grace: (grace > 0).then(|| Duration::from_millis(u64::from(grace))),
             idle_report: (idle > 0).then(|| Duration::from_millis(u64::from(idle))),
             mirror_blocks_max,
+            mirror_dir: settings.get(&MIRROR_DIR).map(PathBuf::from),
             clear_tiers: settings.parse(&CLEAR_TIERS, TIER_NAMES, tiers)?,
             cache_spec: cache_spec(settings)?,
         })
@@ -473,6 +480,7 @@ mod tests {
                 servers: vec!["http://[::1]:50051".to_owned()],
                 idle_report: Some(Duration::from_secs(1)),
                 mirror_blocks_max: 20_000_000,
+                mirror_dir: None,
                 credentials: Credentials::default(),
                 source: Source {
                     endpoint: "tcp://127.0.0.1:5557".to_owned(),

@@ -13,6 +13,9 @@
 //! all groups that hold the block. Without a spec it needs a group of full attention,
 //! if one is known, as no prefix is usable past a block without it.
 //!
+//! A stream whose mirror is kept on disk keeps its copies there too: each change is
+//! noted as the value that it left, in order, and the notes restore all of it.
+//!
 //! Memory: nothing for SGLang. For counts and groups one entry of 16 bytes, as much
 //! again for room, for each block, tier and group, at most [`ENTRIES_MAX`] in all; blocks
 //! past it are read as a set and told of.
@@ -46,6 +49,19 @@ pub enum Reading {
 
 type Counts = HashMap<i64, u32, BuildHasherDefault<NoHashHasher<i64>>>;
 
+/// A change of what is known of copies, as the value that it left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Note {
+    /// Nothing is held.
+    Cleared,
+    /// The stream's engine was recognised.
+    Seen(Dialect),
+    /// A group is of this kind.
+    Kind(u32, GroupKind),
+    /// How many copies there are of a block at a place; 0 for none.
+    Copies { tier: Tier, group: Option<u32>, block_tokens: u32, hash: i64, count: u32 },
+}
+
 #[derive(Debug)]
 struct Place {
     tier: Tier,
@@ -66,6 +82,8 @@ pub struct Copies {
     entries: usize,
     entries_max: usize,
     overflows: u64,
+    /// Changes since they were last taken, where they are asked for.
+    notes: Option<Vec<Note>>,
 }
 
 impl Copies {
@@ -78,7 +96,95 @@ impl Copies {
     #[doc(hidden)]
     pub fn with_max(reading: Reading, components: bool, entries_max: usize) -> Self {
         let (seen, places, kinds) = (None, Vec::new(), Vec::new());
-        Copies { reading, seen, components, places, kinds, entries: 0, entries_max, overflows: 0 }
+        Copies {
+            reading,
+            seen,
+            components,
+            places,
+            kinds,
+            entries: 0,
+            entries_max,
+            overflows: 0,
+            notes: None,
+        }
+    }
+
+    /// Notes changes from now on.
+    pub(super) fn note_changes(&mut self) {
+        self.notes = Some(Vec::new());
+    }
+
+    /// Whether changes are noted.
+    pub(super) fn notes_changes(&self) -> bool {
+        self.notes.is_some()
+    }
+
+    /// The changes since this was last asked.
+    pub(super) fn take_notes(&mut self) -> Vec<Note> {
+        self.notes.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Notes that make these copies of none.
+    pub(super) fn all_notes(&self) -> impl Iterator<Item = Note> {
+        let seen = self.seen.map(Note::Seen);
+        let kinds = self.kinds.iter().map(|(group, kind)| Note::Kind(*group, *kind));
+        let copies = self.places.iter().flat_map(|Place { tier, group, block_tokens, counts }| {
+            let (tier, group, block_tokens) = (*tier, *group, *block_tokens);
+            counts.iter().map(move |(hash, count)| Note::Copies {
+                tier,
+                group,
+                block_tokens,
+                hash: *hash,
+                count: *count,
+            })
+        });
+        seen.into_iter().chain(kinds).chain(copies)
+    }
+
+    /// Makes a change that was noted; what is past a bound is left out.
+    pub(super) fn restore(&mut self, note: Note) {
+        match note {
+            Note::Cleared => self.clear(),
+            Note::Seen(dialect) => self.see(Some(dialect)),
+            Note::Kind(group, kind) => self.learn(group, kind),
+            Note::Copies { tier, group, block_tokens, hash, count } => {
+                let Some(at) = self.place(tier, group) else { return };
+                let is_full = self.entries >= self.entries_max;
+                let Some(place) = self.places.get_mut(at) else { return };
+                place.block_tokens = block_tokens;
+                if count == 0 {
+                    self.entries -= usize::from(place.counts.remove(&hash).is_some());
+                } else if let Some(known) = place.counts.get_mut(&hash) {
+                    *known = count;
+                } else if !is_full {
+                    place.counts.insert(hash, count);
+                    self.entries += 1;
+                }
+            }
+        }
+    }
+
+    /// Makes a change as if an event had made it: for tests.
+    #[cfg(test)]
+    pub(super) fn restore_noted(&mut self, note: Note) {
+        let kinds = self.kinds.len();
+        self.restore(note);
+        if self.kinds.len() == kinds {
+            self.note(note);
+        }
+    }
+
+    fn note(&mut self, note: Note) {
+        if let Some(notes) = &mut self.notes {
+            notes.push(note);
+        }
+    }
+
+    fn learn(&mut self, group: u32, kind: GroupKind) {
+        if !self.kinds.iter().any(|(known, _)| *known == group) && self.kinds.len() < PLACES_MAX {
+            self.kinds.push((group, kind));
+            self.note(Note::Kind(group, kind));
+        }
     }
 
     /// The reading in force.
@@ -97,8 +203,9 @@ impl Copies {
 
     /// Takes note of the engine that an event is of. The first one seen counts.
     pub fn see(&mut self, dialect: Option<Dialect>) {
-        if self.seen.is_none() && dialect.is_some() {
+        if let (None, Some(recognised)) = (self.seen, dialect) {
             self.seen = dialect;
+            self.note(Note::Seen(recognised));
             if self.reading() == Reading::Set {
                 self.places.retain(|place| place.group.is_some());
                 self.entries = self.places.iter().map(|place| place.counts.len()).sum();
@@ -109,17 +216,17 @@ impl Copies {
     /// Nothing is held any more.
     pub fn clear(&mut self) {
         // Groups keep their kinds: they are the model's. What a cache once took is given back.
+        if !self.places.is_empty() {
+            self.note(Note::Cleared);
+        }
         self.places.clear();
         self.entries = 0;
     }
 
     /// Pushes what an event changes.
     pub fn apply(&mut self, event: &Event, hashes: impl Iterator<Item = i64>, changes: &mut Chunker) {
-        if let (Some(group), Some(kind)) = (event.group, event.kind)
-            && !self.kinds.iter().any(|(known, _)| *known == group)
-            && self.kinds.len() < PLACES_MAX
-        {
-            self.kinds.push((group, kind));
+        if let (Some(group), Some(kind)) = (event.group, event.kind) {
+            self.learn(group, kind);
         }
         let follows = event.group.is_some()
             || self.reading() == Reading::Count
@@ -150,11 +257,22 @@ impl Copies {
             match place.and_then(|at| self.places.get_mut(at)) {
                 Some(place) => {
                     place.block_tokens = block_tokens;
-                    match place.counts.get_mut(&hash) {
-                        Some(count) => *count = if counts { count.saturating_add(1) } else { 1 },
+                    let count = match place.counts.get_mut(&hash) {
+                        Some(count) => {
+                            *count = if counts { count.saturating_add(1) } else { 1 };
+                            Some(*count)
+                        }
                         None if self.entries < self.entries_max => {
                             place.counts.insert(hash, 1);
                             self.entries += 1;
+                            Some(1)
+                        }
+                        None => None,
+                    };
+                    match count {
+                        Some(count) => {
+                            let group = event.group;
+                            self.note(Note::Copies { tier, group, block_tokens, hash, count });
                         }
                         None => self.overflows += 1,
                     }
@@ -183,12 +301,17 @@ impl Copies {
             if let Some(place) = place.and_then(|at| self.places.get_mut(at))
                 && let Some(count) = place.counts.get_mut(&hash)
             {
-                if counts && *count > 1 {
-                    *count -= 1;
+                let left = if counts { *count - 1 } else { 0 };
+                if left > 0 {
+                    *count = left;
+                } else {
+                    place.counts.remove(&hash);
+                    self.entries -= 1;
+                }
+                self.note(Note::Copies { tier, group: event.group, block_tokens, hash, count: left });
+                if left > 0 {
                     continue;
                 }
-                place.counts.remove(&hash);
-                self.entries -= 1;
             }
             match self.left(tier, hash) {
                 Some(_) if !self.components => {}

@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::config::Config;
 use super::mirror::Mirror;
-use super::replica::{Replica, Told};
+use super::replica::{Replica, Told, clears};
 use super::sender::{Life, Refused, Sender, ServerError, Taken};
 use super::status::{Reporter, ServerStatus};
 use crate::pb::ExternalKvAction;
@@ -26,6 +26,8 @@ pub(super) struct Feeds {
     mirror: Mirror,
     /// After how long a server that there is nothing to tell is told nothing.
     idle: Option<Duration>,
+    /// Whether the mirror holds what may be void: then servers are told only that nothing is known.
+    withholds: bool,
 }
 
 struct Feed {
@@ -37,6 +39,8 @@ struct Feed {
     life: Option<Life>,
     /// When the last RPC was made.
     told: Instant,
+    /// Whether the server was told that nothing is known, while there was something withheld.
+    cleared: bool,
     refused: Option<Refused>,
 }
 
@@ -50,27 +54,49 @@ impl Feeds {
                 in_flight: None,
                 life: None,
                 told: Instant::now(),
+                cleared: false,
                 refused: None,
             })
         };
         let feeds = config.servers.iter().enumerate().map(feed).collect::<Result<_, _>>()?;
-        Ok(Feeds { feeds, mirror, idle: config.idle_report })
+        Ok(Feeds { feeds, mirror, idle: config.idle_report, withholds: false })
     }
 
     /// Takes one RPC's changes for every server; how many blocks did not fit the mirror.
-    pub(super) fn push(&mut self, mut actions: Vec<ExternalKvAction>) -> usize {
-        let left_out = self.mirror.apply(&mut actions);
+    /// Leaves in `actions` what did.
+    pub(super) fn push(&mut self, actions: &mut Vec<ExternalKvAction>) -> usize {
+        let left_out = self.mirror.apply(actions);
         if !actions.is_empty() {
-            self.feeds.iter_mut().for_each(|feed| feed.replica.push(&actions));
+            self.feeds.iter_mut().for_each(|feed| feed.replica.push(actions));
         }
         left_out
+    }
+
+    /// The mirror holds what is yet to be proved, of which servers are to be told nothing; before the first RPC.
+    pub(super) fn withhold(&mut self) {
+        self.withholds = true;
+    }
+
+    /// What was withheld is true.
+    pub(super) fn release(&mut self) {
+        self.withholds = false;
+    }
+
+    /// What was withheld is void.
+    pub(super) fn drop_withheld(&mut self) {
+        self.mirror.empty();
+        self.withholds = false;
     }
 
     /// Starts an RPC to every server that has none under way and is to be told something.
     pub(super) fn start(&mut self) {
         for feed in self.feeds.iter_mut().filter(|feed| feed.in_flight.is_none() && feed.refused.is_none()) {
             let quiet = self.idle.is_some_and(|idle| feed.told.elapsed() >= idle);
-            let told = feed.replica.next(&self.mirror).or_else(|| quiet.then(Told::nothing));
+            let told = if self.withholds {
+                feed.next_while_withheld(quiet)
+            } else {
+                feed.replica.next(&self.mirror).or_else(|| quiet.then(Told::nothing))
+            };
             if let Some(told) = told {
                 feed.told = Instant::now();
                 feed.in_flight = Some(Box::pin(feed.sender.send(told, feed.life.as_ref())));
@@ -130,7 +156,9 @@ impl Feeds {
 
     /// Whether every server that still is told anything has been told all.
     pub(super) fn is_idle(&self) -> bool {
-        let idle = |feed: &Feed| feed.in_flight.is_none() && feed.replica.is_idle();
+        let idle = |feed: &Feed| {
+            feed.in_flight.is_none() && (feed.replica.is_idle() || (self.withholds && feed.cleared))
+        };
         self.feeds.iter().all(|feed| feed.refused.is_some() || idle(feed))
     }
 
@@ -146,6 +174,13 @@ impl Feeds {
 }
 
 impl Feed {
+    /// As long as it is not known what is true, a server is told that the worker holds nothing, and that
+    /// this is not all.
+    fn next_while_withheld(&mut self, quiet: bool) -> Option<Told> {
+        let actions = if std::mem::replace(&mut self.cleared, true) { Vec::new() } else { clears() };
+        (quiet || !actions.is_empty()).then_some(Told { actions, synchronised: false })
+    }
+
     /// Notes that the server took its RPC, and whether it still knows what it took before.
     fn taken(&mut self, taken: Taken) {
         if self.life.as_ref().is_some_and(|last| *last != taken.life || taken.is_new) {

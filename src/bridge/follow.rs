@@ -15,6 +15,10 @@
 //! - A lost connection. Numbers that go on do not prove that the same publisher is
 //!   back, so what was held is cleared, unless the replay proves the life: it is
 //!   asked from the last batch applied, and gives it again byte for byte.
+//! - A start of the bridge, which is a lost connection too. One that kept what was
+//!   held resumes from the stored [`Mark`], in doubt: a replay proves the life as above.
+//!   Without one a first live batch that has exactly the next number and a later time
+//!   is believed, and nothing else; a lost connection before it ends that.
 //!
 //! A replay that starts later than asked, leaves a hole or ends early is asked again
 //! from the first number missing, [`ATTEMPTS_MAX`] times without a batch gained; then
@@ -56,6 +60,8 @@ pub enum Step {
     Clear,
     /// The batch is next.
     Apply(Batch),
+    /// What was kept from before a start is of the present life.
+    Resumed,
     /// Batches are missing before the next one, for good.
     Missing {
         /// The first of them.
@@ -91,17 +97,24 @@ pub struct Follower {
     last: Option<Mark>,
     /// Whether the connection was lost since, and nothing has proved that the life goes on.
     doubt: bool,
+    /// Whether the life is a stored one that nothing has proved or ended yet.
+    resumes: bool,
     /// Numbers and digests of the last batches applied, in ascending order.
     recent: VecDeque<(u64, u64)>,
     repair: Option<Repair>,
     steps: VecDeque<Step>,
 }
 
+/// A batch that was applied, as far as it has to be told from others.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Mark {
-    sequence: u64,
-    time: Option<f64>,
-    digest: u64,
+pub struct Mark {
+    /// Its number.
+    pub sequence: u64,
+    /// When it was made, as its publisher says.
+    pub time: Option<f64>,
+    /// Digest of its payload. Another build may make another one of the same bytes,
+    /// and then a stored mark proves nothing.
+    pub digest: u64,
 }
 
 #[derive(Debug, Default)]
@@ -133,6 +146,7 @@ impl Follower {
             held_max,
             last: None,
             doubt: false,
+            resumes: false,
             recent: VecDeque::new(),
             repair: None,
             steps: VecDeque::new(),
@@ -142,6 +156,16 @@ impl Follower {
     /// The next thing to do.
     pub fn step(&mut self) -> Option<Step> {
         self.steps.pop_front()
+    }
+
+    /// Goes on from a stored mark, in doubt; before anything else is told.
+    pub fn resume(&mut self, mark: Mark) {
+        (self.last, self.doubt, self.resumes) = (Some(mark), true, true);
+    }
+
+    /// The last batch applied in this life.
+    pub fn mark(&self) -> Option<Mark> {
+        self.last
     }
 
     /// Number of the last batch applied in this life.
@@ -177,6 +201,9 @@ impl Follower {
         // Held batches are of the connection that is gone; in order behind what the replay gives next.
         self.repair = None;
         self.doubt = self.last.is_some();
+        // A replay can still prove a stored life. A number that happens to fit proves less with each publisher
+        // that has come and gone.
+        self.resumes &= self.replays;
     }
 
     /// What the worker held is withdrawn; its next batch begins anew.
@@ -235,6 +262,7 @@ impl Follower {
                 return;
             }
             repair.gained = true;
+            self.proved();
             return;
         }
         let wanted = next(self.last);
@@ -285,6 +313,9 @@ impl Follower {
 
     /// Takes a live batch outside of a repair.
     fn take(&mut self, batch: Batch) {
+        if self.goes_on(&batch) {
+            self.proved();
+        }
         if self.doubt || self.is_new_life(&batch) {
             self.restart(batch);
             return;
@@ -322,6 +353,21 @@ impl Follower {
         later(batch.time, last.time) || (restarts && !later(last.time, batch.time))
     }
 
+    /// Whether a batch continues a stored life as far as can be told without a replay.
+    fn goes_on(&self, batch: &Batch) -> bool {
+        let follows =
+            |last: Mark| batch.sequence == next(Some(last)) && later(batch.time, last.time) && !self.replays;
+        self.resumes && self.last.is_some_and(follows)
+    }
+
+    /// The life goes on; told if it is a stored one.
+    fn proved(&mut self) {
+        self.doubt = false;
+        if std::mem::take(&mut self.resumes) {
+            self.steps.push_back(Step::Resumed);
+        }
+    }
+
     fn restart(&mut self, batch: Batch) {
         self.repair = None;
         self.begin_life();
@@ -340,7 +386,7 @@ impl Follower {
 
     /// Forgets a life whose placements are cleared.
     fn forget(&mut self) {
-        (self.last, self.doubt) = (None, false);
+        (self.last, self.doubt, self.resumes) = (None, false, false);
         self.recent.clear();
     }
 

@@ -70,6 +70,8 @@ pub struct Health {
     pub uncounted_blocks: u64,
     /// Blocks that were not reported, as the mirror was full.
     pub left_out_blocks: u64,
+    /// Times that the file of the stream's mirror could not be kept; it is kept no longer then.
+    pub mirror_file_errors: u64,
     /// Connections lost.
     pub disconnects: u64,
     /// Times that the placements were withdrawn, as the worker was gone.
@@ -120,6 +122,7 @@ impl fmt::Display for Health {
             ("foreign_ranks", self.foreign_ranks),
             ("uncounted_blocks", self.uncounted_blocks),
             ("left_out_blocks", self.left_out_blocks),
+            ("mirror_file_errors", self.mirror_file_errors),
             ("disconnects", self.disconnects),
             ("withdrawals", self.withdrawals),
         ];

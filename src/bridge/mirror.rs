@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use crate::arena::{Action, Batch, Index, PackedHashes, Placement, Tier};
+use crate::arena::{Action, Batch, BatchError, Index, PackedHashes, Placement, Tier};
 use crate::limits::{ACTIONS_PER_APPLY_MAX, HASHES_PER_CALL_MAX};
 use crate::pb::{ExternalKvAction, ExternalKvActionType as Type, TierType};
 
@@ -69,17 +69,37 @@ impl Mirror {
         left_out
     }
 
+    /// Takes it that the worker holds nothing at any tier.
+    pub(super) fn empty(&self) {
+        for tier in Tier::ALL {
+            let applied = self.apply_action(Action::ClearTier { tier });
+            debug_assert!(applied.is_ok(), "a clear keeps the contract: {applied:?}");
+        }
+        self.clean_up();
+    }
+
+    /// Placements that the worker holds.
+    pub(super) fn placements(&self) -> u64 {
+        let view = self.index.read();
+        let Some(worker) = view.find_worker(&self.worker_id) else { return 0 };
+        Tier::ALL.iter().map(|tier| view.holdings(worker, *tier)).sum()
+    }
+
     fn apply_one(&self, action: &ExternalKvAction) {
         let packed = PackedHashes::pack(&action.hashes);
         let Some(action) = borrowed(action, &packed) else { return };
-        let applied = self.index.apply(&Batch {
+        let applied = self.apply_action(action);
+        debug_assert!(applied.is_ok(), "a chunker's actions keep the contract: {applied:?}");
+    }
+
+    fn apply_action(&self, action: Action<'_>) -> Result<(), BatchError> {
+        self.index.apply(&Batch {
             worker_id: &self.worker_id,
             worker_address: "",
             cache_spec: None,
             seq: 0,
             actions: &[action],
-        });
-        debug_assert!(applied.is_ok(), "a chunker's actions keep the contract: {applied:?}");
+        })
     }
 
     /// The next reports of all that the worker holds, as many as one RPC takes; `None` for
@@ -119,6 +139,11 @@ impl Mirror {
             }
         }
         page.actions
+    }
+
+    /// Does all the clean-up that clears leave behind; for a start, when nobody waits.
+    pub(super) fn clean_up(&self) {
+        while self.index.maintain() {}
     }
 
     /// Does a share of the clean-up that clears leave behind.

@@ -32,6 +32,7 @@ mod replay;
 mod replica;
 mod sender;
 pub mod status;
+mod store;
 pub mod stream;
 pub mod streams;
 mod subscriber;
@@ -53,6 +54,7 @@ use self::feed::Feeds;
 use self::mirror::Mirror;
 use self::replay::{Answer, Replayer};
 use self::status::{EndGuard, Reporter, Statuses};
+use self::store::Keeper;
 use self::stream::{Rules, Stream};
 use self::subscriber::{Signal, Subscriber};
 use crate::arena::Index;
@@ -181,6 +183,7 @@ async fn follow(
     reporter: &Reporter,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    let opened = store::open(&config, &mirror).await;
     let mut feeds = Feeds::new(&config, mirror, reporter)?;
     let mut stream = Stream::new(Rules {
         worker_id: config.worker_id.clone(),
@@ -191,6 +194,19 @@ async fn follow(
         components: config.cache_spec.is_some(),
         rank: config.rank,
     });
+    let mut keeper = None;
+    match opened {
+        Some(Ok((kept_by, kept))) => {
+            keeper = Some(kept_by);
+            stream.copies().note_changes();
+            if let Some(kept) = kept {
+                feeds.withhold();
+                stream.resume(kept);
+            }
+        }
+        Some(Err(_)) => stream.not_kept(),
+        None => {}
+    }
     let mut subscriber = Subscriber::new(config.source.clone());
     let mut replayer = Replayer::new(&config.source);
     let mut asks_again = false;
@@ -204,9 +220,7 @@ async fn follow(
         "bridge starts"
     );
     loop {
-        while let Some(actions) = changes.pop() {
-            stream.left_out(feeds.push(actions));
-        }
+        take_changes(&mut changes, &mut stream, &mut feeds, keeper.as_mut());
         feeds.start();
         if let Some(from) = stream.question() {
             replayer.ask(from, asks_again);
@@ -254,6 +268,11 @@ async fn follow(
         }
     }
     drop(subscriber);
+    let kept = async {
+        if let Some(keeper) = keeper {
+            keeper.finish(DRAIN_MAX).await;
+        }
+    };
     let drained = tokio::time::timeout(DRAIN_MAX, async {
         while !feeds.is_idle() {
             feeds.start();
@@ -261,7 +280,8 @@ async fn follow(
         }
         Ok::<(), Refused>(())
     });
-    match drained.await {
+    let (drained, ()) = tokio::join!(drained, kept);
+    match drained {
         Ok(sent) => sent?,
         Err(_) => {
             warn!(worker = config.worker_id, "stopped before every server took everything that was received")
@@ -269,6 +289,40 @@ async fn follow(
     }
     info!(worker = config.worker_id, last = stream.last_sequence(), "bridge stops: {}", stream.health());
     Ok(())
+}
+
+/// Gives what the stream has made to the mirror, the servers and the file.
+fn take_changes(
+    changes: &mut Chunker,
+    stream: &mut Stream,
+    feeds: &mut Feeds,
+    mut keeper: Option<&mut Keeper>,
+) {
+    match stream.outcome() {
+        Some(true) => feeds.release(),
+        Some(false) => {
+            feeds.drop_withheld();
+            if let Some(keeper) = &mut keeper {
+                keeper.empty();
+            }
+        }
+        None => {}
+    }
+    while let Some(mut actions) = changes.pop() {
+        if let Some(keeper) = &mut keeper {
+            keeper.begin();
+        }
+        stream.left_out(feeds.push(&mut actions));
+        if let Some(keeper) = &mut keeper {
+            keeper.note(&actions);
+        }
+    }
+    if let Some(keeper) = keeper {
+        let (mark, incomplete) = (stream.mark(), stream.health().incomplete);
+        if keeper.commit(mark, incomplete, stream.copies()) {
+            stream.not_kept();
+        }
+    }
 }
 
 /// How long the worker may still be gone.

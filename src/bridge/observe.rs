@@ -69,7 +69,7 @@ fn name(why: Incomplete) -> &'static str {
 }
 
 /// What went wrong on a stream, by kind.
-fn faults(health: &Health) -> [(&'static str, u64); 19] {
+fn faults(health: &Health) -> [(&'static str, u64); 20] {
     [
         ("foreign_messages", health.foreign_messages),
         ("undecodable_batches", health.undecodable_batches),
@@ -88,6 +88,7 @@ fn faults(health: &Health) -> [(&'static str, u64); 19] {
         ("foreign_ranks", health.foreign_ranks),
         ("uncounted_blocks", health.uncounted_blocks),
         ("left_out_blocks", health.left_out_blocks),
+        ("mirror_file_errors", health.mirror_file_errors),
         ("disconnects", health.disconnects),
         ("withdrawals", health.withdrawals),
     ]

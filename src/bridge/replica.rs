@@ -179,7 +179,7 @@ fn behind() -> Phase {
 }
 
 /// A clear of every tier, also of those that the stream never fills: what was there is another's.
-fn clears() -> Vec<ExternalKvAction> {
+pub(super) fn clears() -> Vec<ExternalKvAction> {
     let clear = |tier: &Tier| ExternalKvAction {
         r#type: Type::ActionClearAllAtTier.into(),
         tier: tier.wire(),

@@ -4,13 +4,15 @@
 //! a test. [`follow`](super::follow) decides which batches count, [`copies`](super::copies)
 //! what is left of a block when one goes; this decodes, pushes and counts.
 
+use std::time::SystemTime;
+
 use bytes::Bytes;
 use tracing::{info, warn};
 
 use super::chunker::Chunker;
 use super::copies::{Copies, Reading};
 use super::event::{self, Change, Decoder, LeftOut};
-use super::follow::{Batch, Follower, Step};
+use super::follow::{Batch, Follower, Mark, Step};
 use super::framing;
 use super::health::{Health, Incomplete, is_loud};
 use crate::pb::TierType as Tier;
@@ -44,6 +46,21 @@ pub struct Stream {
     health: Health,
     /// Whether nothing was pushed since a clear, or at all: then the engine's own first clear says nothing new.
     void: bool,
+    /// What was kept from before the start, until it is proved or void.
+    kept: Option<Kept>,
+    /// What came of it, until it is asked for.
+    outcome: Option<bool>,
+}
+
+/// What is kept of a stream beside its placements.
+#[derive(Debug)]
+pub(super) struct Kept {
+    /// The last batch applied.
+    pub(super) mark: Mark,
+    /// Whether something was missing, since when and why.
+    pub(super) incomplete: Option<(SystemTime, Incomplete)>,
+    /// The copies of the placements.
+    pub(super) copies: Copies,
 }
 
 impl Stream {
@@ -51,7 +68,43 @@ impl Stream {
     pub fn new(rules: Rules) -> Self {
         let copies = Copies::new(rules.copies, rules.components);
         let (follower, decoder) = (Follower::new(rules.replays), Decoder::default());
-        Stream { rules, follower, decoder, copies, health: Health::default(), void: true }
+        Stream {
+            rules,
+            follower,
+            decoder,
+            copies,
+            health: Health::default(),
+            void: true,
+            kept: None,
+            outcome: None,
+        }
+    }
+
+    /// Goes on from what was kept once the publisher has proved that it is of its present
+    /// life; before anything else is told.
+    pub(super) fn resume(&mut self, kept: Kept) {
+        self.follower.resume(kept.mark);
+        self.kept = Some(kept);
+    }
+
+    /// Whether what was kept has been proved or found void, told once.
+    pub(super) fn outcome(&mut self) -> Option<bool> {
+        self.outcome.take()
+    }
+
+    /// The last batch applied in the present life, also while that is not proved.
+    pub(super) fn mark(&self) -> Option<Mark> {
+        self.follower.mark()
+    }
+
+    /// The copies of what the worker holds.
+    pub(super) fn copies(&mut self) -> &mut Copies {
+        &mut self.copies
+    }
+
+    /// Takes word that the mirror's file is kept no longer.
+    pub(super) fn not_kept(&mut self) {
+        self.health.mirror_file_errors += 1;
     }
 
     /// What the stream has been through.
@@ -61,7 +114,7 @@ impl Stream {
 
     /// Number of the last batch that was applied in this life of the publisher.
     pub fn last_sequence(&self) -> Option<u64> {
-        self.follower.last()
+        self.follower.last().filter(|_| self.kept.is_none())
     }
 
     /// The number from which the replay is to be asked now, told once.
@@ -149,7 +202,12 @@ impl Stream {
         while let Some(step) = self.follower.step() {
             let health = &mut self.health;
             match step {
+                Step::Resumed => self.take_up(),
                 Step::Clear => {
+                    if self.kept.take().is_some() {
+                        info!(worker = self.rules.worker_id, "what was kept is not proved and is dropped");
+                        self.outcome = Some(false);
+                    }
                     self.copies.clear();
                     changes.clear(&self.rules.clear_tiers);
                     self.void = true;
@@ -190,6 +248,18 @@ impl Stream {
                 }
             }
         }
+    }
+
+    /// Goes on with what was kept.
+    fn take_up(&mut self) {
+        let Some(Kept { mark, incomplete, mut copies }) = self.kept.take() else { return };
+        if self.copies.notes_changes() {
+            copies.note_changes();
+        }
+        (self.copies, self.void, self.outcome) = (copies, false, Some(true));
+        self.health.incomplete = incomplete;
+        let complete = incomplete.is_none();
+        info!(worker = self.rules.worker_id, last = mark.sequence, complete, "goes on from what was kept");
     }
 
     fn lose(&mut self, why: Incomplete) {
