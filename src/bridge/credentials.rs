@@ -223,7 +223,9 @@ mod tests {
     #[test]
     fn settings_that_belong_together_are_asked_for() {
         assert_eq!(read("http://h:1", &[]), Ok(Credentials::default()));
-        let rows: &[(&str, &[(&'static str, &'static str)], &str)] = &[
+        /// A server, settings, and the name of the setting that is wrong.
+        type Row = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+        let rows: &[Row] = &[
             ("https://h:1", &[], "KV_INDEXER_CA_FILE"),
             ("http://h:1", &[("KV_INDEXER_CA_FILE", "ca")], "KV_INDEXER_CA_FILE"),
             (
