@@ -3,7 +3,8 @@
 //! The `.proto` is compiled in pure Rust, so a build needs no `protoc`. The
 //! client and its messages are prost's. The server's side is generated a second
 //! time over the crate's own request and answer types, which keep hashes as
-//! slices of the received bytes and enforce bounds while decoding. The compiled
+//! slices of the received bytes and enforce bounds while decoding. The admin service
+//! is generated as usual, over prost's messages. The compiled
 //! descriptors are kept beside the code, for gRPC reflection.
 //!
 //! A release build also learns its commit: from `KV_INDEXER_COMMIT` if that is set,
@@ -16,17 +17,31 @@ use std::process::Command;
 use tonic_build::manual;
 
 const PROTO: &str = "proto/kv_indexer.proto";
+const ADMIN_PROTO: &str = "proto/kv_indexer_admin.proto";
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed={PROTO}");
+    println!("cargo::rerun-if-changed={ADMIN_PROTO}");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-env=KV_INDEXER_COMMIT={}", commit());
-    let mut compiler = protox::Compiler::new(["proto"])?;
-    compiler.include_imports(true).open_files([PROTO])?;
+    let compiler = |files: &[&str]| -> Result<protox::Compiler, protox::Error> {
+        let mut compiler = protox::Compiler::new(["proto"])?;
+        compiler.include_imports(true).open_files(files)?;
+        Ok(compiler)
+    };
     let out = PathBuf::from(std::env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
-    std::fs::write(out.join("kv_indexer.bin"), compiler.encode_file_descriptor_set())?;
-    compiler.include_source_info(true);
-    tonic_prost_build::configure().build_server(false).compile_fds(compiler.file_descriptor_set())?;
+    let all = compiler(&[PROTO, ADMIN_PROTO])?;
+    std::fs::write(out.join("kv_indexer.bin"), all.encode_file_descriptor_set())?;
+    let index = compiler(&[PROTO])?.include_source_info(true).file_descriptor_set();
+    tonic_prost_build::configure().build_server(false).compile_fds(index)?;
+    // In a folder of its own, as the imported file is generated along with it.
+    let admin = compiler(&[ADMIN_PROTO])?.include_source_info(true).file_descriptor_set();
+    let admin_out = out.join("admin");
+    std::fs::create_dir_all(&admin_out)?;
+    tonic_prost_build::configure()
+        .extern_path(".kv_indexer.v1", "crate::pb")
+        .out_dir(admin_out)
+        .compile_fds(admin)?;
 
     let method = |name: &str, route: &str, request: &str, answer: &str, codec: &str| {
         manual::Method::builder()

@@ -280,11 +280,27 @@ async fn the_binary_exits_by_what_stopped_it() {
     assert_eq!((output.status.code(), told.lines().count()), (Some(2), 1), "{told}");
     assert!(told.contains("KV_INDEXER_WORKER_ID"), "{told}");
 
-    let loud = [("KV_INDEXER_WORKER_ID", "w0"), ("RUST_LOG", "sgl_kv_indexer=loud")];
-    let output = binary().envs(loud).output().await.expect("run");
+    for (name, value) in [
+        ("RUST_LOG", "sgl_kv_indexer=loud"),
+        ("KV_INDEXER_LOG_FORMAT", "xml"),
+        ("KV_INDEXER_HTTP_ADDR", "on"),
+        ("KV_INDEXER_CA_FILE", "for-no-https-server"),
+        ("KV_INDEXER_RANK", "-1"),
+        ("KV_INDEXER_COPIES", "some"),
+        ("KV_INDEXER_WORKER_GRACE_MS", "soon"),
+        ("KV_INDEXER_CLEAR_TIERS", "TAPE"),
+        ("SGLANG_KV_EVENT_ENDPOINT", "http://h:1"),
+    ] {
+        let output = binary().env("KV_INDEXER_WORKER_ID", "w0").env(name, value).output().await.expect("run");
+        let told = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!((output.status.code(), told.lines().count()), (Some(2), 1), "{told}");
+        assert!(told.contains(name) && told.contains(value) && told.contains("takes"), "{told}");
+    }
+    let token = [("KV_INDEXER_WORKER_ID", "w0"), ("KV_INDEXER_TOKEN_FILE", "no-such-file")];
+    let output = binary().envs(token).output().await.expect("run");
     let told = String::from_utf8(output.stderr).expect("UTF-8");
-    assert_eq!((output.status.code(), told.lines().count()), (Some(2), 1), "{told}");
-    assert!(told.contains("RUST_LOG") && told.contains("takes"), "{told}");
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.lines().last().unwrap_or_default().contains("no-such-file"), "{told}");
 
     let output = binary().arg("--help").output().await.expect("run");
     let told = String::from_utf8(output.stdout).expect("UTF-8");

@@ -17,6 +17,7 @@ use sgl_kv_indexer::bridge::observe;
 use sgl_kv_indexer::pb::ApplyExternalKvBatchRequest;
 use sgl_kv_indexer::pb::kv_indexer_client::KvIndexerClient;
 use sgl_kv_indexer::server::{Config, Server};
+use sgl_kv_indexer::settings::{Setting, Settings};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -199,4 +200,165 @@ fn an_expression_that_is_wrong_is_found() {
     assert!(wrong("kv_indexer_rpcs_total{status=\"OK\"}", &[]));
     assert!(wrong("sum by (status) (kv_indexer_rpcs_total)", &[]));
     assert!(wrong("kv_indexer_rpcs_total", &["worker"]));
+}
+
+/// Names and plain values of a container's environment.
+fn environment(container: &Value) -> Vec<(&str, &str)> {
+    let list = container["env"].as_array().map(Vec::as_slice).unwrap_or_default();
+    list.iter().filter_map(|one| Some((one["name"].as_str()?, one["value"].as_str()?))).collect()
+}
+
+/// The settings that a binary takes, by the name of its container.
+fn table(container: &str) -> &'static [Setting] {
+    match container {
+        "server" => sgl_kv_indexer::server::SETTINGS,
+        "bridge" => sgl_kv_indexer::bridge::config::TABLE,
+        other => panic!("{other} is no binary of ours"),
+    }
+}
+
+const MANIFESTS: [&str; 6] = [
+    "kubernetes/base/server.yaml",
+    "kubernetes/base/bridge.yaml",
+    "kubernetes/base/networkpolicy.yaml",
+    "kubernetes/base/servicemonitor.yaml",
+    "kubernetes/secured/server.yaml",
+    "kubernetes/secured/bridge.yaml",
+];
+
+fn manifests() -> Vec<Value> {
+    MANIFESTS.iter().flat_map(|path| yaml(path)).collect()
+}
+
+fn of_kind<'a>(manifests: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    manifests.iter().filter(|manifest| manifest["kind"] == kind).collect()
+}
+
+/// The containers of all deployments.
+fn containers(manifests: &[Value]) -> Vec<&Value> {
+    let deployments = of_kind(manifests, "Deployment").into_iter();
+    let lists = deployments.map(|deployment| &deployment["spec"]["template"]["spec"]["containers"]);
+    lists.flat_map(|list| list.as_array().expect("containers")).collect()
+}
+
+#[test]
+fn manifests_set_what_the_binaries_take() {
+    let manifests = manifests();
+    for manifest in &manifests {
+        assert!(manifest["apiVersion"].is_string() && manifest["metadata"]["name"].is_string(), "{manifest}");
+    }
+    let containers = containers(&manifests);
+    assert_eq!(containers.len(), 4);
+    for container in containers {
+        let known = table(container["name"].as_str().expect("a name"));
+        let environment = environment(container);
+        assert!(environment.len() > 2, "{container}");
+        for (name, _) in &environment {
+            assert!(known.iter().any(|setting| setting.name == *name), "{name} is no setting");
+        }
+        // What a patch leaves to files cannot be read here; the rest is.
+        if container["name"] == "server" && container["ports"].is_array() {
+            let pairs = environment.iter().map(|(name, value)| {
+                let pair: (&'static str, &'static str) =
+                    ((*name).to_owned().leak(), (*value).to_owned().leak());
+                pair
+            });
+            let config = Config::from_settings(&Settings::from_pairs(pairs)).expect("settings");
+            let port = |name: &str| {
+                let ports = container["ports"].as_array().expect("ports");
+                ports.iter().find(|port| port["name"] == name).expect(name)["containerPort"].as_u64()
+            };
+            assert_eq!(port("grpc"), Some(config.listen_addr.port().into()));
+            assert_eq!(port("http"), config.http_addr.map(|address| address.port().into()));
+        }
+    }
+    let map =
+        of_kind(&manifests, "ConfigMap")[0]["data"]["streams.toml"].as_str().expect("streams").to_owned();
+    let path = std::env::temp_dir().join(format!("kv-indexer-deploy-{}.toml", std::process::id()));
+    fs::write(&path, map).expect("written");
+    let file: &'static str = path.to_str().expect("UTF-8").to_owned().leak();
+    let streams =
+        sgl_kv_indexer::bridge::streams::read(&Settings::from_pairs([("KV_INDEXER_STREAMS", file)]));
+    fs::remove_file(&path).expect("removed");
+    assert_eq!(streams.expect("streams").len(), 1);
+}
+
+#[test]
+fn manifests_fit_each_other() {
+    let manifests = manifests();
+    let labels: Vec<&Value> = of_kind(&manifests, "Deployment")
+        .into_iter()
+        .map(|deployment| &deployment["spec"]["template"]["metadata"]["labels"])
+        .filter(|labels| labels.is_object())
+        .collect();
+    let selects = |selector: &Value| {
+        labels.iter().any(|labels| {
+            selector.as_object().expect("labels").iter().all(|(key, value)| labels[key] == *value)
+        })
+    };
+    for service in of_kind(&manifests, "Service") {
+        assert!(selects(&service["spec"]["selector"]), "{service}");
+    }
+    for policy in of_kind(&manifests, "NetworkPolicy") {
+        assert!(selects(&policy["spec"]["podSelector"]["matchLabels"]), "{policy}");
+    }
+    let pages = observe::pages(sgl_kv_indexer::bridge::Bridge::new(Vec::new()).statuses());
+    let mut probes = 0;
+    for container in containers(&manifests) {
+        for kind in ["startupProbe", "readinessProbe", "livenessProbe"] {
+            let Some(probe) = container.get(kind) else { continue };
+            let path = probe["httpGet"]["path"].as_str().expect("a path");
+            assert!(pages(path).is_some(), "{path} is no page");
+            assert_eq!(probe["httpGet"]["port"], "http", "{probe}");
+            probes += 1;
+        }
+    }
+    assert_eq!(probes, 5);
+    for folder in ["base", "secured"] {
+        let [kustomization] =
+            yaml(&format!("kubernetes/{folder}/kustomization.yaml")).try_into().expect("one document");
+        let named = kustomization["resources"].as_array().into_iter().flatten();
+        let patched = kustomization["patches"].as_array().into_iter().flatten().map(|patch| &patch["path"]);
+        for path in named.chain(patched) {
+            let path = format!("kubernetes/{folder}/{}", path.as_str().expect("a path"));
+            assert!(deploy(&path).exists(), "{path} is not there");
+        }
+    }
+}
+
+#[test]
+fn image_and_units_run_the_binaries_as_nobody() {
+    let image = text("Dockerfile");
+    let lines = |word: &str| image.lines().filter_map(|line| line.strip_prefix(word)).collect::<Vec<_>>();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for line in lines("COPY ").iter().filter(|line| !line.starts_with("--from")) {
+        let mut words: Vec<&str> = line.split(' ').collect();
+        words.pop();
+        assert!(words.iter().all(|path| root.join(path).exists()), "{line}");
+    }
+    for binary in ["kv-indexer-server", "kv-indexer-bridge"] {
+        assert!(image.contains(&format!("release/{binary} ")), "{binary} is not in the image");
+    }
+    let known = [table("server"), table("bridge")].concat();
+    for pair in lines("ENV ").iter().flat_map(|line| line.split(' ')) {
+        let (name, _) = pair.split_once('=').expect("a pair");
+        let is_setting = known.iter().any(|setting| setting.name == name);
+        assert!(is_setting || name == "KV_INDEXER_COMMIT", "{name} is no setting");
+    }
+    let user =
+        lines("USER ")[0].split(':').next().and_then(|user| user.parse::<u64>().ok()).expect("a number");
+    for deployment in of_kind(&manifests(), "Deployment") {
+        let context = &deployment["spec"]["template"]["spec"]["securityContext"];
+        assert!(context.get("runAsUser").is_none_or(|id| id.as_u64() == Some(user)), "{context}");
+    }
+    for (unit, binary) in [
+        ("kv-indexer-server.service", "kv-indexer-server"),
+        ("kv-indexer-bridge@.service", "kv-indexer-bridge"),
+    ] {
+        let unit = text(&format!("systemd/{unit}"));
+        let value = |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        assert!(value("ExecStart").is_some_and(|path| path.ends_with(binary)), "{unit}");
+        assert_eq!((value("DynamicUser"), value("RestartPreventExitStatus")), (Some("yes"), Some("2")));
+        assert!(value("TimeoutStopSec").and_then(|seconds| seconds.parse::<u32>().ok()) >= Some(10));
+    }
 }

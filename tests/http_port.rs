@@ -22,6 +22,7 @@ use tonic::transport::Channel;
 struct Running {
     rpc: SocketAddr,
     http: SocketAddr,
+    index: Arc<Index>,
     admission: Arc<Admission>,
     stop: oneshot::Sender<()>,
     ended: JoinHandle<std::io::Result<()>>,
@@ -34,14 +35,15 @@ impl Running {
             TcpListener::bind("127.0.0.1:0").await.expect("a free port"),
         ];
         let (rpc, http) = (listener.local_addr().expect("bound"), port.local_addr().expect("bound"));
-        let config = Config { prefix_queries_in_flight_max: 1, ..Config::default() };
-        let server = Server::new(config, Arc::new(Index::new())).with_http(port);
+        let config = Config { prefix_queries_in_flight_max: 1, settle: Duration::ZERO, ..Config::default() };
+        let index = Arc::new(Index::new());
+        let server = Server::new(config, Arc::clone(&index)).with_http(port);
         let admission = server.admission();
         let (stop, stopped) = oneshot::channel::<()>();
         let ended = tokio::spawn(server.serve(listener, async {
             let _ = stopped.await;
         }));
-        Running { rpc, http, admission, stop, ended }
+        Running { rpc, http, index, admission, stop, ended }
     }
 
     async fn client(&self) -> KvIndexerClient<Channel> {
@@ -215,6 +217,28 @@ async fn the_index_and_its_workers_are_shown_under_any_name() {
     let worker = worker.unwrap_or_else(|| panic!("{state:#}"));
     assert_eq!(worker["blocks"]["HBM"], 2);
     assert_eq!(worker["spec"]["components"], serde_json::json!(["full", "swa"]));
+}
+
+#[tokio::test]
+async fn the_series_of_a_gone_worker_go_with_it() {
+    let server = Running::start().await;
+    let mut client = server.client().await;
+    for worker in ["stays", "goes"] {
+        client.apply_external_kv_batch(batch(worker, 1, &[1, 2])).await.expect("applied");
+    }
+    let of = |scraped: &BTreeMap<String, f64>, worker: &str| {
+        scraped.keys().filter(|series| series.contains(&format!("worker=\"{worker}\""))).count()
+    };
+    let before = server.scrape_until(|scraped| scraped["kv_indexer_workers"] == 2.0).await;
+    assert!(of(&before, "goes") > 5 && of(&before, "goes") == of(&before, "stays"), "{before:#?}");
+    assert!(server.index.remove_worker("goes"));
+    let after = server.scrape_until(|scraped| scraped["kv_indexer_workers"] == 1.0).await;
+    assert_eq!((of(&after, "goes"), of(&after, "stays")), (0, of(&before, "stays")), "{after:#?}");
+    // Back again, its counters begin anew.
+    client.apply_external_kv_batch(batch("goes", 9, &[1])).await.expect("applied");
+    let again = server.scrape_until(|scraped| scraped["kv_indexer_workers"] == 2.0).await;
+    assert_eq!(again[r#"kv_indexer_worker_reports_total{worker="goes"}"#], 1.0);
+    assert_eq!(again[r#"kv_indexer_worker_report_gaps_total{worker="goes"}"#], 0.0);
 }
 
 #[tokio::test]

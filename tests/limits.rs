@@ -5,7 +5,9 @@
 //! is one of time, so that nothing depends on the machine.
 
 use std::future::IntoFuture;
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -40,11 +42,7 @@ impl Running {
     }
 
     async fn peer(&self) -> Peer {
-        let stream = TcpStream::connect(self.rpc).await.expect("a server");
-        let (sender, connection) =
-            h2::client::Builder::new().initial_window_size(1 << 16).handshake(stream).await.expect("HTTP/2");
-        let connection = tokio::spawn(connection.into_future());
-        Peer { sender: sender.ready().await.expect("a connection"), connection }
+        Peer::connect(self.rpc).await
     }
 
     /// The value of a series.
@@ -76,6 +74,41 @@ impl Running {
 
 const HELD: &str = "kv_indexer_message_memory_bytes";
 
+/// The real binary, with 32 MiB for messages; killed when its test ends.
+struct Binary(Child);
+
+impl Binary {
+    fn start() -> (Self, SocketAddr) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kv-indexer-server"));
+        command.env_clear().envs([
+            ("KV_INDEXER_LISTEN_ADDR", "127.0.0.1:0"),
+            ("KV_INDEXER_HTTP_ADDR", "off"),
+            ("KV_INDEXER_MESSAGE_MEMORY_MIB", "32"),
+        ]);
+        let mut child = command.stderr(Stdio::piped()).spawn().expect("a binary");
+        let mut log = BufReader::new(child.stderr.take().expect("piped")).lines().map_while(Result::ok);
+        let line = log.find(|line| line.contains("listening")).expect("a server that listens");
+        // Read to its end, so that the server never waits for room in its log.
+        std::thread::spawn(move || log.for_each(drop));
+        let address = line.rsplit_once("address=").expect("an address").1;
+        (Binary(child), address.parse().expect("an address"))
+    }
+
+    /// Bytes of memory that the process has touched.
+    fn resident(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("a process");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        line.trim().trim_end_matches(" kB").parse::<usize>().expect("a number") * 1024
+    }
+}
+
+impl Drop for Binary {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A client that sends what it likes and reads when it likes.
 struct Peer {
     sender: SendRequest<Bytes>,
@@ -83,6 +116,14 @@ struct Peer {
 }
 
 impl Peer {
+    async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.expect("a server");
+        let (sender, connection) =
+            h2::client::Builder::new().initial_window_size(1 << 16).handshake(stream).await.expect("HTTP/2");
+        let connection = tokio::spawn(connection.into_future());
+        Peer { sender: sender.ready().await.expect("a connection"), connection }
+    }
+
     /// Begins a call with the head of a message of so many bytes.
     async fn begin(&mut self, method: &str, bytes: usize) -> (ResponseFuture, SendStream<Bytes>) {
         let request = http::Request::post(format!("http://x/kv_indexer.v1.KVIndexer/{method}"))
@@ -155,6 +196,50 @@ async fn messages_on_their_way_are_bounded_over_all_connections() {
     let query = pb::MatchExternalKvPrefixRequest { hashes: vec![7; 1_000], max_blocks: 0 };
     let mut peer = server.peer().await;
     assert_eq!(code(peer.call("MatchExternalKvPrefix", &query).await).await, Code::Ok);
+}
+
+#[tokio::test]
+async fn promises_and_floods_do_not_make_the_process_grow() {
+    const CONNECTIONS: usize = 8;
+    const GROWTH_MAX: usize = 192 * MIB;
+    let (server, address) = Binary::start();
+    let before = server.resident();
+    let (mut peers, mut open) = (Vec::new(), Vec::new());
+    // 4 GiB are promised, and hardly anything is sent.
+    for _ in 0..CONNECTIONS {
+        let mut peer = Peer::connect(address).await;
+        for _ in 0..STREAMS_PER_CONNECTION_MAX {
+            open.push(peer.begin("MatchExternalKvPrefix", MESSAGE_BYTES_MAX).await);
+        }
+        peers.push(peer);
+    }
+    let mut last = Peer::connect(address).await;
+    let query = pb::MatchExternalKvPrefixRequest { hashes: vec![7], max_blocks: 0 };
+    assert_eq!(code(last.call("MatchExternalKvPrefix", &query).await).await, Code::Ok);
+    let promised = server.resident().saturating_sub(before);
+    assert!(promised < GROWTH_MAX, "{promised} bytes for promises");
+    // Then as much is sent as each connection takes, 1 GiB in all if nobody refused.
+    let piece = Bytes::from(vec![0; 2 * MIB]);
+    let mut answers = Vec::new();
+    for (response, mut body) in open {
+        // A stream that was refused takes no more.
+        let _ = body.send_data(piece.clone(), false);
+        answers.push((tokio::spawn(code(response)), body));
+    }
+    // Waits for refusals, and looks at what is held meanwhile.
+    for tries in 0.. {
+        let flooded = server.resident().saturating_sub(before);
+        assert!(flooded < GROWTH_MAX, "{flooded} bytes for a flood");
+        let refused = answers.iter().filter(|(answer, _)| answer.is_finished()).count();
+        if refused >= answers.len() / 2 {
+            break;
+        }
+        assert!(tries < 3_000, "{refused} of {} were refused", answers.len());
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+    for (answer, _) in answers.into_iter().filter(|(answer, _)| answer.is_finished()) {
+        assert_eq!(answer.await.expect("no panic"), Code::ResourceExhausted);
+    }
 }
 
 #[tokio::test]

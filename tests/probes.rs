@@ -3,6 +3,7 @@
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use prost::Message;
 use sgl_kv_indexer::arena::Index;
@@ -21,6 +22,7 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
 
 const INDEX: &str = "kv_indexer.v1.KVIndexer";
+const ADMIN: &str = "kv_indexer.admin.v1.Admin";
 
 struct Running {
     address: SocketAddr,
@@ -36,7 +38,8 @@ impl Running {
         let shutdown = async {
             let _ = stopped.await;
         };
-        let serving = serve(listener, Config::default(), Arc::new(Index::new()), shutdown);
+        let config = Config { settle: Duration::ZERO, ..Config::default() };
+        let serving = serve(listener, config, Arc::new(Index::new()), shutdown);
         Running { address, stop, ended: tokio::spawn(serving) }
     }
 
@@ -106,7 +109,7 @@ async fn reflection_lists_what_is_served_and_describes_it() {
         other => panic!("{other:?}"),
     };
     let names: Vec<_> = services.iter().map(|service| service.name.as_str()).collect();
-    for name in [INDEX, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"] {
+    for name in [INDEX, ADMIN, "grpc.health.v1.Health", "grpc.reflection.v1.ServerReflection"] {
         assert!(names.contains(&name), "{name} is not in {names:?}");
     }
     let question = MessageRequest::FileContainingSymbol(format!("{INDEX}.MatchExternalKvPrefix"));

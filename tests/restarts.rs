@@ -11,6 +11,8 @@ use common::binaries::{Running, client, held, prefixes};
 use common::publisher::{Event, Publisher, batch};
 use common::server::free_address;
 use common::{PAUSE, TRIES};
+use sgl_kv_indexer::pb::admin::admin_client::AdminClient;
+use sgl_kv_indexer::pb::admin::{DropWorkerRequest, ListWorkersRequest, StreamState};
 
 /// Blocks that the workers' caches are made of.
 const BLOCKS: i64 = 3_000;
@@ -64,7 +66,7 @@ impl Worker {
         };
         match &event {
             Event::Cleared => self.holds.clear(),
-            Event::Removed(blocks) => blocks.iter().for_each(|block| drop(self.holds.remove(block))),
+            Event::Removed(blocks) => self.holds.retain(|block| !blocks.contains(block)),
             Event::Stored(blocks) => self.holds.extend(blocks),
         }
         self.publisher.send(batch(&[event])).await;
@@ -88,12 +90,12 @@ async fn until_settled(address: &str, workers: &[Worker], round: u64) {
         if found.iter().map(|(worker, held)| (*worker, held)).eq(wanted.iter().map(|(w, h)| (*w, *h))) {
             return;
         }
-        let counts = |held: Vec<usize>| held;
+        let counts = |held: BTreeMap<&str, usize>| format!("{held:?}");
         assert!(
             tries < TRIES,
-            "round {round}, {address}: {:?} blocks instead of {:?}",
-            counts(found.values().map(BTreeSet::len).collect()),
-            counts(wanted.values().map(|held| held.len()).collect()),
+            "round {round}, {address}: blocks {} instead of {}",
+            counts(found.iter().map(|(worker, held)| (*worker, held.len())).collect()),
+            counts(wanted.iter().map(|(worker, held)| (*worker, held.len())).collect()),
         );
         tokio::time::sleep(PAUSE).await;
     }
@@ -136,5 +138,44 @@ async fn whoever_dies_the_replicas_come_to_hold_what_the_workers_hold() {
         let [one, other] = [client(&addresses[0]).await, client(&addresses[1]).await];
         let [mut one, mut other] = [one, other];
         assert_eq!(prefixes(&mut one, &prompt).await, prefixes(&mut other, &prompt).await);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_worker_that_an_operator_drops_comes_back_whole_while_its_bridge_lives() {
+    let (_server, address) = Running::server("127.0.0.1:0");
+    let mut workers = [Worker::start("w0", &address).await];
+    let mut seeded = Seeded(11);
+    for _ in 0..20 {
+        workers[0].change(&mut seeded).await;
+    }
+    workers[0].holds.extend(0..100);
+    workers[0].publisher.send(batch(&[Event::Stored((0..100).collect())])).await;
+    until_settled(&address, &workers, 0).await;
+    let channel = tonic::transport::Channel::from_shared(format!("http://{address}")).expect("a URL");
+    let mut admin = AdminClient::new(channel.connect().await.expect("a server"));
+    for round in 1..=3 {
+        let dropped = admin.drop_worker(DropWorkerRequest { worker_id: "w0".to_owned() }).await;
+        assert!(dropped.expect("an answer").into_inner().existed, "round {round}");
+        // Its next report finds that the server does not know it, and tells everything.
+        until_settled(&address, &workers, round).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_ready_once_its_bridges_have_brought_it_up_to_date() {
+    let (_server, address) = Running::server("127.0.0.1:0");
+    let workers = [Worker::start("w0", &address).await, Worker::start("w1", &address).await];
+    until_settled(&address, &workers, 0).await;
+    let channel = tonic::transport::Channel::from_shared(format!("http://{address}")).expect("a URL");
+    let mut admin = AdminClient::new(channel.connect().await.expect("a server"));
+    for tries in 0..=TRIES {
+        let listed = admin.list_workers(ListWorkersRequest::default()).await.expect("a list").into_inner();
+        let states: Vec<StreamState> = listed.workers.iter().map(|worker| worker.stream()).collect();
+        if states == [StreamState::Synchronised; 2] {
+            break;
+        }
+        assert!(tries < TRIES, "{states:?}");
+        tokio::time::sleep(PAUSE).await;
     }
 }

@@ -4,8 +4,8 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 
-use sgl_kv_indexer::pb::MatchExternalKvPrefixRequest;
 use sgl_kv_indexer::pb::kv_indexer_client::KvIndexerClient;
+use sgl_kv_indexer::pb::{ApplyExternalKvBatchRequest, MatchExternalKvPrefixRequest};
 
 fn server(variables: &[(&str, &str)]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kv-indexer-server"));
@@ -22,10 +22,16 @@ fn a_bad_setting_stops_the_start_in_one_line() {
     for (name, value) in [
         ("KV_INDEXER_LISTEN_ADDR", "localhost"),
         ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "0"),
+        ("KV_INDEXER_WORKER_TTL_MS", "7"),
+        ("KV_INDEXER_SETTLE_MS", "soon"),
         ("RUST_LOG", "sgl_kv_indexer=loud"),
         ("KV_INDEXER_HTTP_ADDR", "9464"),
         ("KV_INDEXER_LOG_FORMAT", "xml"),
         ("KV_INDEXER_TRACE_CONTEXT", "yes"),
+        ("KV_INDEXER_CONNECTIONS_MAX", "0"),
+        ("KV_INDEXER_MESSAGE_MEMORY_MIB", "7"),
+        ("KV_INDEXER_APPLY_TOKEN_FILE", "no-such-file"),
+        ("KV_INDEXER_APPLY_NAMES", "bridge"),
     ] {
         let output = server(&[(name, value)]).output().expect("a binary");
         let text = stderr(&output);
@@ -157,6 +163,85 @@ async fn a_callers_trace_is_on_the_lines_of_its_call_if_asked_for() {
         assert_eq!(told, expected, "{asked_for}: {rest:#?}");
         assert!(expected || !rest.iter().any(|line| line.contains("answered")), "a line per call: {rest:#?}");
         child.wait().expect("an end");
+    }
+}
+
+/// A file that is removed when its test ends.
+struct TokenFile(std::path::PathBuf);
+
+impl TokenFile {
+    fn new(name: &str, token: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("kv-indexer-{name}-{}", std::process::id()));
+        std::fs::write(&path, token).expect("written");
+        TokenFile(path)
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("UTF-8")
+    }
+}
+
+impl Drop for TokenFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn an_address_beyond_loopback_that_asks_nothing_is_warned_of() {
+    let token = TokenFile::new("warned", "a-token-of-the-bridges");
+    let warned = |variables: &[(&str, &str)]| {
+        let off = [("KV_INDEXER_HTTP_ADDR", "off")];
+        log(&[&off[..], variables].concat())
+            .iter()
+            .filter(|line| line.contains("anybody who reaches"))
+            .count()
+    };
+    let everywhere = ("KV_INDEXER_LISTEN_ADDR", "0.0.0.0:0");
+    assert_eq!(warned(&[everywhere]), 1);
+    assert_eq!(warned(&[ANY_PORT]), 0);
+    assert_eq!(warned(&[everywhere, ("KV_INDEXER_APPLY_TOKEN_FILE", token.path())]), 0);
+}
+
+// On a thread of its own the client hears of the drain while the log is read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn no_log_at_any_level_shows_a_token() {
+    const TOKEN: &str = "a-token-that-nobody-may-see";
+    let file = TokenFile::new("unseen", TOKEN);
+    let variables = [
+        ANY_PORT,
+        ("KV_INDEXER_HTTP_ADDR", "off"),
+        ("KV_INDEXER_APPLY_TOKEN_FILE", file.path()),
+        ("KV_INDEXER_TRACE_CONTEXT", "on"),
+        ("RUST_LOG", "trace"),
+    ];
+    let mut child = server(&variables).spawn().expect("a binary");
+    let mut log =
+        BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("UTF-8"));
+    let mut lines = Vec::new();
+    let address = loop {
+        let line = log.next().expect("a server that listens");
+        lines.push(line.clone());
+        if let Some((_, address)) = line.rsplit_once("listening address=") {
+            break address.to_owned();
+        }
+    };
+    let reading = std::thread::spawn(move || log.collect::<Vec<_>>());
+    let mut client = KvIndexerClient::connect(format!("http://{address}")).await.expect("a server");
+    for token in [TOKEN, "another-token-that-nobody-may-see"] {
+        let batch = ApplyExternalKvBatchRequest { worker_id: "w".to_owned(), ..Default::default() };
+        let mut request = tonic::Request::new(batch);
+        request.metadata_mut().insert("authorization", format!("Bearer {token}").parse().expect("a value"));
+        assert_eq!(client.apply_external_kv_batch(request).await.is_ok(), token == TOKEN);
+    }
+    drop(client);
+    let sent = Command::new("kill").args(["-s", "TERM", &child.id().to_string()]).status();
+    assert!(sent.expect("a shell's kill").success());
+    lines.extend(reading.join().expect("a log"));
+    child.wait().expect("an end");
+    assert!(lines.iter().any(|line| line.contains("unauthenticated")), "nothing was refused: {lines:#?}");
+    for line in &lines {
+        assert!(!line.contains("nobody-may-see"), "{line}");
     }
 }
 

@@ -147,8 +147,8 @@ fn common(ours: &[[u8; 8]], theirs: &[[u8; 8]]) -> usize {
 }
 
 impl Arena {
-    /// Applies a batch that has been checked, unless there is no room for it.
-    pub(super) fn apply(&mut self, batch: &Batch<'_>) -> Result<(), BatchError> {
+    /// Applies a batch that has been checked, unless there is no room for it; says whether its worker is new.
+    pub(super) fn apply(&mut self, batch: &Batch<'_>) -> Result<bool, BatchError> {
         let hashes = batch.hashes();
         let known = self.workers.find(batch.worker_id);
         if known.is_none() && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
@@ -168,7 +168,7 @@ impl Arena {
         }
         self.workers.mend_masked(worker);
         self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
-        Ok(())
+        Ok(known.is_none())
     }
 
     /// Removes a worker and all that it holds; its id is free once the clean-up is done.

@@ -50,7 +50,7 @@ use parking_lot::Mutex;
 pub use hashes::PackedHashes;
 pub use ids::{Tier, WorkerId};
 pub use mutation::{Action, Batch, BatchError, CacheSpec};
-pub use shared::{Index, ReadGuard};
+pub use shared::{Index, Outcome, ReadGuard};
 pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 

@@ -24,6 +24,17 @@ pub struct Index {
     told: Condvar,
 }
 
+/// What became of a batch that may have been overtaken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was, and nothing of it applies.
+    Overtaken,
+    /// It is applied, and its worker was known.
+    Known,
+    /// It is applied, and its worker was not known, or no longer.
+    New,
+}
+
 /// The index at one moment; applies wait while it is held, so let it go soon.
 #[derive(Debug)]
 pub struct ReadGuard<'a>(RwLockReadGuard<'a, ReadView>);
@@ -82,11 +93,25 @@ impl Index {
     /// # Errors
     /// The batch breaks a rule of [`BatchError`]; the index is as it was.
     pub fn apply(&self, batch: &Batch<'_>) -> Result<(), BatchError> {
+        self.apply_if(batch, || true).map(|_| ())
+    }
+
+    /// The same if, once the lock is had, `still` says that it should be.
+    ///
+    /// For a batch that something may have overtaken while it waited. What `still` does happens
+    /// under the lock, so it must be short.
+    ///
+    /// # Errors
+    /// The batch breaks a rule of [`BatchError`]; the index is as it was.
+    pub fn apply_if(&self, batch: &Batch<'_>, still: impl FnOnce() -> bool) -> Result<Outcome, BatchError> {
         batch.check()?;
         let mut view = self.view.write();
+        if !still() {
+            return Ok(Outcome::Overtaken);
+        }
         let outcome = whole(|| view.arena.apply(batch));
         self.tell(view);
-        outcome
+        Ok(if outcome? { Outcome::New } else { Outcome::Known })
     }
 
     /// Removes a worker and all that it holds, as if it had never been; `false` if there is none of

@@ -3,6 +3,8 @@
 //! A scan walks slots, runs and sets; none of these leave the crate. What does
 //! are labels and sizes.
 
+use std::ops::Range;
+
 use nohash_hasher::IntMap;
 
 use super::workers::Workers;
@@ -62,6 +64,18 @@ impl ReadView {
     /// The ids of all workers, ascending.
     pub fn workers(&self) -> impl Iterator<Item = WorkerId> {
         self.arena.workers.iter().filter(|(_, worker)| !worker.is_gone()).map(|(id, _)| id)
+    }
+
+    /// Workers' ids are below this.
+    pub fn worker_slots(&self) -> usize {
+        self.arena.workers.fleet().len() * 64
+    }
+
+    /// The workers whose ids are in this range, ascending, each with its [`ReadView::heard`]: for those
+    /// who look at all of them a stretch at a time.
+    pub fn heard_of(&self, ids: Range<usize>) -> impl Iterator<Item = (WorkerId, u64)> {
+        let ids = ids.start..ids.end.min(self.worker_slots());
+        ids.map(|id| WorkerId(id as u32)).filter_map(|id| Some((id, self.heard(id)?)))
     }
 
     /// A number that each batch of a worker changes, and that no other worker had before;

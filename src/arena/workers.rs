@@ -66,6 +66,12 @@ impl Labels {
         self.0.get(worker.index())?.as_deref()
     }
 
+    /// All of them, by ascending worker.
+    pub fn iter(&self) -> impl Iterator<Item = (WorkerId, &Label)> {
+        let labels = self.0.iter().enumerate();
+        labels.filter_map(|(index, label)| Some((WorkerId(index as u32), label.as_deref()?)))
+    }
+
     fn put(&mut self, worker: WorkerId, label: Option<Arc<Label>>) {
         let labels = Arc::make_mut(&mut self.0);
         if labels.len() <= worker.index() {

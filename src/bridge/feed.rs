@@ -14,11 +14,11 @@ use tracing::{info, warn};
 use super::config::Config;
 use super::mirror::Mirror;
 use super::replica::{Replica, Told, clears};
-use super::sender::{Life, Refused, Sender, ServerError};
+use super::sender::{Life, Refused, Sender, ServerError, Taken};
 use super::status::{Reporter, ServerStatus};
 use crate::pb::ExternalKvAction;
 
-type Sending = Pin<Box<dyn Future<Output = Result<Life, Refused>> + Send>>;
+type Sending = Pin<Box<dyn Future<Output = Result<Taken, Refused>> + Send>>;
 
 /// All servers of a stream, in the order of the settings.
 pub(super) struct Feeds {
@@ -138,7 +138,7 @@ impl Feeds {
             let Poll::Ready(sent) = sending.as_mut().poll(context) else { continue };
             feed.in_flight = None;
             match sent {
-                Ok(life) => feed.taken(life),
+                Ok(taken) => feed.taken(taken),
                 Err(refused) => {
                     warn!(server = feed.server, "the server is told nothing any more: {refused}");
                     feed.refused = Some(refused);
@@ -181,12 +181,15 @@ impl Feed {
         (quiet || !actions.is_empty()).then_some(Told { actions, synchronised: false })
     }
 
-    /// Notes that the server took its RPC, and whether it is still the one that took the others.
-    fn taken(&mut self, life: Life) {
-        if self.life.as_ref().is_some_and(|last| *last != life) {
-            info!(server = self.server, "the server has begun anew and is told everything");
+    /// Notes that the server took its RPC, and whether it still knows what it took before.
+    fn taken(&mut self, taken: Taken) {
+        if self.life.as_ref().is_some_and(|last| *last != taken.life || taken.is_new) {
+            info!(
+                server = self.server,
+                "the server has begun anew, or forgot the worker: it is told everything"
+            );
             self.replica.fall_behind();
         }
-        self.life = Some(life);
+        self.life = Some(taken.life);
     }
 }

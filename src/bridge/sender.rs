@@ -33,6 +33,9 @@ const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// How often a quiet connection is tried, and how long an answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
+/// Response metadata, `new` if the server did not know the worker before the batch.
+const WORKER_KEY: &str = "kv-indexer-worker";
+
 /// Request metadata that says whether the server knows everything once it has taken the batch.
 const STREAM_KEY: &str = "kv-indexer-stream";
 const SYNCHRONISED: &str = "synchronised";
@@ -93,6 +96,14 @@ pub(super) enum Life {
     Connection(u64),
 }
 
+/// What the answer to a batch tells of the server.
+#[derive(Debug)]
+pub(super) struct Taken {
+    pub(super) life: Life,
+    /// Whether it did not know the worker before: it was removed, or never there.
+    pub(super) is_new: bool,
+}
+
 /// Sends batches of one worker to one server.
 pub(super) struct Sender {
     connection: Connection,
@@ -129,7 +140,7 @@ impl Sender {
         })
     }
 
-    /// Sends one batch, for as long as it takes; gives the life of the server that took it.
+    /// Sends one batch, for as long as it takes; gives what its answer tells.
     ///
     /// `life` is the one that took the last batch; a server that says which instance it is
     /// can tell from it whether the batch is meant for it.
@@ -137,7 +148,7 @@ impl Sender {
         &mut self,
         told: Told,
         life: Option<&Life>,
-    ) -> impl Future<Output = Result<Life, Refused>> + Send + use<> {
+    ) -> impl Future<Output = Result<Taken, Refused>> + Send + use<> {
         self.sent += 1;
         let request = ApplyExternalKvBatchRequest {
             worker_id: self.worker_id.clone(),
@@ -164,7 +175,7 @@ async fn send(
     metadata: MetadataMap,
     place: usize,
     reporter: Reporter,
-) -> Result<Life, Refused> {
+) -> Result<Taken, Refused> {
     let mut backoff = Backoff::default();
     let mut failures = 0_u64;
     let sequence = batch.seq;
@@ -198,10 +209,13 @@ async fn send(
     if failures > 0 {
         info!(sequence, failures, "the server takes batches again");
     }
-    Ok(match response.metadata().get(INSTANCE_KEY) {
+    let metadata = response.metadata();
+    let life = match metadata.get(INSTANCE_KEY) {
         Some(instance) => Life::Instance(instance.as_bytes().into()),
         None => Life::Connection(connection.number()),
-    })
+    };
+    let is_new = metadata.get(WORKER_KEY).is_some_and(|worker| worker.as_bytes() == b"new");
+    Ok(Taken { life, is_new })
 }
 
 /// Whether the same batch may be taken later.

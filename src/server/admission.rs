@@ -5,7 +5,7 @@
 //! refused early and cheaply, and nothing queues.
 //!
 //! The deadline runs from the moment the request's headers were read off the
-//! connection: [`Arrivals`] is called by the connection's own task, which never
+//! connection: `arrivals` runs in the connection's own task, which never
 //! scans. It is looked at on every step of the call, so a query whose body comes
 //! too late, or never, is answered in time, and once more just before the scan,
 //! when the lock has been waited for.
@@ -19,29 +19,14 @@
 //!
 //! This must not know messages, the index or what a scan is.
 
-use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::{HeaderMap, Request, Response};
-use hyper::body::Incoming;
+use http::HeaderMap;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep, sleep_until};
-use tonic::body::Body;
-use tonic::codegen::BoxFuture;
-use tonic::{Code, Status};
-use tracing::Span;
-
-use super::memory::{Budget, Charge, OTHER_BYTES_MAX, Received, Sent};
-use super::observe::{Method, Recorder, Refused, Running};
-use super::security::{Denied, Gate, Grants};
-use super::trace;
-use super::watch::{Call, Watch};
+use tokio::time::Instant;
 
 /// Most permits there can be.
 pub(super) const PERMITS_MAX: usize = Semaphore::MAX_PERMITS;
@@ -171,12 +156,20 @@ fn is_logged(total: u64) -> bool {
 pub(super) struct Deadline(Option<Instant>);
 
 impl Deadline {
-    fn new(arrival: Instant, headers: &HeaderMap) -> Self {
+    /// No deadline.
+    pub(super) const NEVER: Deadline = Deadline(None);
+
+    /// When it is, if ever.
+    pub(super) fn at(self) -> Option<Instant> {
+        self.0
+    }
+
+    pub(super) fn new(arrival: Instant, headers: &HeaderMap) -> Self {
         // One past the end of time is none.
         Deadline(grpc_timeout(headers).and_then(|timeout| arrival.checked_add(timeout)))
     }
 
-    /// The deadline that [`Arrivals`] put on a request.
+    /// The deadline that `arrivals` put on a request.
     pub(super) fn of<T>(request: &tonic::Request<T>) -> Self {
         request.extensions().get().copied().unwrap_or(Deadline(None))
     }
@@ -206,160 +199,6 @@ fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
         b'u' => Some(Duration::from_micros(count)),
         b'n' => Some(Duration::from_nanos(count)),
         _ => None,
-    }
-}
-
-/// Stamps each prefix query as its headers arrive and holds it to its deadline.
-#[derive(Debug, Clone)]
-pub(super) struct Arrivals<S> {
-    inner: S,
-    admission: Arc<Admission>,
-    recorder: Arc<Recorder>,
-    budget: Arc<Budget>,
-    /// Counts of this connection.
-    watch: Arc<Watch>,
-    gate: Arc<Gate>,
-    /// What the certificate of this connection's client allows.
-    grants: Grants,
-    traces: bool,
-}
-
-impl<S> Arrivals<S> {
-    /// With `traces`, calls run in spans that carry their callers' trace context.
-    pub(super) fn new(
-        inner: S,
-        admission: Arc<Admission>,
-        recorder: Arc<Recorder>,
-        budget: Arc<Budget>,
-        gate: Arc<Gate>,
-        traces: bool,
-    ) -> Self {
-        let watch = Arc::new(Watch::default());
-        Arrivals { inner, admission, recorder, budget, watch, gate, grants: Grants::default(), traces }
-    }
-
-    /// The same for one connection, whose client's certificate allows this.
-    pub(super) fn of(self, watch: Arc<Watch>, grants: Grants) -> Self {
-        Arrivals { watch, grants, ..self }
-    }
-
-    pub(super) fn gate(&self) -> &Gate {
-        &self.gate
-    }
-
-    /// The call with a body that is bounded as its method asks.
-    fn charge(&self, method: Method, mut request: Request<Incoming>) -> Request<Received> {
-        let is_index = method != Method::Other;
-        let max = if is_index { usize::MAX } else { OTHER_BYTES_MAX };
-        let charge = Charge::new(Arc::clone(&self.budget), max);
-        request.extensions_mut().insert(Arc::clone(&charge));
-        request.map(|body| Received::new(body, charge, Arc::clone(&self.recorder), is_index))
-    }
-
-    fn refuse(&self, denied: Denied) -> Status {
-        let why = match denied {
-            Denied::Unknown => Refused::Unauthenticated,
-            Denied::NotAllowed => Refused::NotAllowed,
-        };
-        self.recorder.refused(why, &denied);
-        denied.into()
-    }
-}
-
-impl<S> hyper::service::Service<Request<Incoming>> for Arrivals<S>
-where
-    S: hyper::service::Service<
-            Request<Received>,
-            Response = Response<Body>,
-            Error = Infallible,
-            Future = BoxFuture<Response<Body>, Infallible>,
-        >,
-{
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Timed;
-
-    fn call(&self, mut request: Request<Incoming>) -> Timed {
-        let method = Method::of(request.uri().path());
-        // The only call that is ever refused for lateness or load.
-        let deadline = match method {
-            Method::MatchPrefix => Deadline::new(Instant::now(), request.headers()),
-            _ => Deadline(None),
-        };
-        let running = Running::begin(Arc::clone(&self.recorder), method);
-        let span = if self.traces { trace::span(method, request.headers()) } else { Span::none() };
-        let allowed = self.gate.check(method, request.headers(), self.grants);
-        request.extensions_mut().insert(deadline);
-        let call = match allowed {
-            Ok(()) => self.inner.call(self.charge(method, request)),
-            Err(denied) => {
-                let answer = self.refuse(denied).into_http();
-                Box::pin(std::future::ready(Ok(answer)))
-            }
-        };
-        let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
-        Timed {
-            call,
-            deadline,
-            alarm,
-            admission: Arc::clone(&self.admission),
-            budget: Arc::clone(&self.budget),
-            watched: (self.watch.call(), Arc::clone(&self.watch)),
-            running,
-            span,
-        }
-    }
-}
-
-/// A call that is answered by its deadline, whether its body came or not.
-pub(super) struct Timed {
-    call: BoxFuture<Response<Body>, Infallible>,
-    deadline: Deadline,
-    /// Wakes the call at its deadline.
-    alarm: Option<Pin<Box<Sleep>>>,
-    admission: Arc<Admission>,
-    budget: Arc<Budget>,
-    watched: (Call, Arc<Watch>),
-    running: Running,
-    span: Span,
-}
-
-impl Timed {
-    fn poll_call(&mut self, context: &mut Context<'_>) -> Poll<Response<Body>> {
-        // The clock comes first, so that what is late is not even decoded.
-        if !self.deadline.has_passed() {
-            if let Poll::Ready(Ok(response)) = self.call.as_mut().poll(context) {
-                return Poll::Ready(response);
-            }
-            match self.alarm.as_mut().map(|alarm| alarm.as_mut().poll(context)) {
-                Some(Poll::Ready(())) => {}
-                Some(Poll::Pending) | None => return Poll::Pending,
-            }
-        }
-        Poll::Ready(Status::from(self.admission.refuse_late()).into_http())
-    }
-}
-
-/// The status of an answer whose head is all there is, or `Ok`.
-fn code(response: &Response<Body>) -> Code {
-    response.headers().get("grpc-status").map_or(Code::Ok, |status| Code::from_bytes(status.as_bytes()))
-}
-
-impl Future for Timed {
-    type Output = Result<Response<Body>, Infallible>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let span = self.span.clone();
-        let _entered = span.enter();
-        let Poll::Ready(response) = self.poll_call(context) else { return Poll::Pending };
-        let code = code(&response);
-        self.running.answered(code);
-        if !span.is_none() {
-            tracing::debug!(?code, "answered");
-        }
-        let (_, watch) = &self.watched;
-        let (budget, watch) = (Arc::clone(&self.budget), Arc::clone(watch));
-        Poll::Ready(Ok(response.map(|body| Body::new(Sent::new(body, budget, watch)))))
     }
 }
 
@@ -412,43 +251,5 @@ mod tests {
     fn rejections_are_logged_at_powers_of_two() {
         let logged: Vec<u64> = (1..=20).filter(|&total| is_logged(total)).collect();
         assert_eq!(logged, [1, 2, 4, 8, 16]);
-    }
-
-    /// What a call that takes `ready_after` and may take `timeout` is answered, and the late count.
-    async fn answered(timeout: Duration, ready_after: Duration) -> (Response<Body>, u64) {
-        let admission = Arc::new(Admission::new(1));
-        let deadline = Deadline(Some(Instant::now() + timeout));
-        let call = Box::pin(async move {
-            tokio::time::sleep(ready_after).await;
-            Ok(Response::new(Body::empty()))
-        });
-        let alarm = deadline.0.map(|deadline| Box::pin(sleep_until(deadline)));
-        let (budget, watch) = (Arc::new(Budget::new(0)), Arc::new(Watch::default()));
-        let (watched, span) = ((watch.call(), watch), Span::none());
-        let running = Running::begin(Arc::new(Recorder::new()), Method::MatchPrefix);
-        let timed = Timed {
-            call,
-            deadline,
-            alarm,
-            admission: Arc::clone(&admission),
-            budget,
-            watched,
-            running,
-            span,
-        };
-        let Ok(response) = timed.await;
-        (response, admission.late())
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_call_is_answered_at_its_deadline() {
-        let (short, long) = (Duration::from_millis(100), Duration::from_secs(1));
-        let (response, late) = answered(long, short).await;
-        assert_eq!((response.headers().get("grpc-status"), late), (None, 0));
-        for (timeout, ready_after) in [(short, long), (short, short), (Duration::ZERO, Duration::ZERO)] {
-            let (response, late) = answered(timeout, ready_after).await;
-            let status = response.headers().get("grpc-status").map(|value| value.as_bytes());
-            assert_eq!((status, late), (Some(&b"4"[..]), 1), "{timeout:?} {ready_after:?}");
-        }
     }
 }

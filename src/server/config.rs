@@ -1,6 +1,7 @@
 //! The server's settings: one table makes its flags, help and variables.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use super::admission::PERMITS_MAX;
 use super::security;
@@ -53,6 +54,25 @@ const MESSAGE_MEMORY_MIB: Setting = Setting {
            with RESOURCE_EXHAUSTED. At least 8, the largest message.",
 };
 
+const WORKER_TTL_MS: Setting = Setting {
+    name: "KV_INDEXER_WORKER_TTL_MS",
+    value: "MS",
+    default: Some("0"),
+    help: "Milliseconds after which a worker that does not report, not even an empty batch, is left out of \
+           answers, and after as many more removed; 0 is never.",
+};
+
+const SETTLE_MS: Setting = Setting {
+    name: "KV_INDEXER_SETTLE_MS",
+    value: "MS",
+    default: Some("3000"),
+    help: "Milliseconds after its start that bridges have to find the server before it can be ready; then it \
+           waits until they have brought it up to date. 0 makes it ready at once.",
+};
+
+/// Shortest time to live: bridges cannot report much more often.
+const WORKER_TTL_MS_MIN: u64 = 100;
+
 /// All settings of the server's binary.
 pub const SETTINGS: &[Setting] = &{
     let [cert, key, client_ca, query_tokens, apply_tokens, query_names, apply_names] = security::SETTINGS;
@@ -61,6 +81,8 @@ pub const SETTINGS: &[Setting] = &{
         PREFIX_QUERY_MAX_INFLIGHT,
         CONNECTIONS_MAX,
         MESSAGE_MEMORY_MIB,
+        WORKER_TTL_MS,
+        SETTLE_MS,
         HTTP_ADDR,
         cert,
         key,
@@ -87,6 +109,11 @@ pub struct Config {
     /// Bytes of messages that may be on their way over all connections, at least
     /// [`MESSAGE_BYTES_MAX`](crate::limits::MESSAGE_BYTES_MAX).
     pub message_memory_bytes: usize,
+    /// Silence after which a worker is left out of answers, and once more after which it is removed;
+    /// `None` is never.
+    pub worker_ttl: Option<Duration>,
+    /// Time that bridges have to find the server before it can be ready; zero makes it ready at once.
+    pub settle: Duration,
     /// Where the binary serves HTTP, if it does; see [`Server::with_http`](super::Server::with_http).
     pub http_addr: Option<SocketAddr>,
     /// Whether calls run in spans with their callers' trace context.
@@ -101,6 +128,7 @@ impl Config {
     pub fn from_settings(settings: &Settings) -> Result<Self, SettingError> {
         let address = "an IP address and a port, such as [::1]:50051 or 0.0.0.0:50051";
         let count = format!("a whole number from 1 to {PERMITS_MAX}");
+        let ttl = format!("0 for never, or a whole number of milliseconds from {WORKER_TTL_MS_MIN} on");
         Ok(Config {
             listen_addr: settings.parse(&LISTEN_ADDR, address, |text| text.parse().ok())?,
             prefix_queries_in_flight_max: settings.parse(&PREFIX_QUERY_MAX_INFLIGHT, &count, |text| {
@@ -116,6 +144,13 @@ impl Config {
                     text.parse().ok().filter(|mib| (8..=1 << 20).contains(mib)).map(|mib: usize| mib << 20)
                 },
             )?,
+            worker_ttl: settings.parse(&WORKER_TTL_MS, &ttl, |text| match text.parse().ok()? {
+                0 => Some(None),
+                ms => (ms >= WORKER_TTL_MS_MIN).then(|| Some(Duration::from_millis(ms))),
+            })?,
+            settle: settings.parse(&SETTLE_MS, "a whole number of milliseconds", |text| {
+                text.parse().ok().map(Duration::from_millis)
+            })?,
             http_addr: http::address(settings, &HTTP_ADDR)?,
             trace_context: settings.parse(&TRACE_CONTEXT, "on or off", |text| match text {
                 "on" => Some(true),
@@ -133,6 +168,8 @@ impl Default for Config {
             prefix_queries_in_flight_max: PREFIX_QUERIES_IN_FLIGHT_DEFAULT,
             connections_max: 1_024,
             message_memory_bytes: 512 << 20,
+            worker_ttl: None,
+            settle: Duration::from_secs(3),
             http_addr: Some(SocketAddr::new(std::net::Ipv6Addr::LOCALHOST.into(), 9464)),
             trace_context: false,
         }
@@ -159,6 +196,8 @@ mod tests {
             ("KV_INDEXER_PREFIX_QUERY_MAX_INFLIGHT", "1"),
             ("KV_INDEXER_CONNECTIONS_MAX", "2"),
             ("KV_INDEXER_MESSAGE_MEMORY_MIB", "8"),
+            ("KV_INDEXER_WORKER_TTL_MS", "2500"),
+            ("KV_INDEXER_SETTLE_MS", "0"),
             ("KV_INDEXER_HTTP_ADDR", "off"),
             ("KV_INDEXER_TRACE_CONTEXT", "on"),
         ]);
@@ -167,6 +206,8 @@ mod tests {
             prefix_queries_in_flight_max: 1,
             connections_max: 2,
             message_memory_bytes: 8 << 20,
+            worker_ttl: Some(Duration::from_millis(2_500)),
+            settle: Duration::ZERO,
             http_addr: None,
             trace_context: true,
         };
@@ -187,6 +228,8 @@ mod tests {
             ("KV_INDEXER_TRACE_CONTEXT", &["true", "ON"]),
             ("KV_INDEXER_CONNECTIONS_MAX", &["0", "all"]),
             ("KV_INDEXER_MESSAGE_MEMORY_MIB", &["7", "1048577", "8MiB", "-8"]),
+            ("KV_INDEXER_WORKER_TTL_MS", &["-1", "1", "99", "1s", "never", "18446744073709551616"]),
+            ("KV_INDEXER_SETTLE_MS", &["-1", "off", "3s", "1.5"]),
             ("KV_INDEXER_HTTP_ADDR", &["9464", "localhost:9464", "none", "OFF"]),
         ] {
             for value in values {

@@ -11,10 +11,11 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::admission::Arrivals;
+use super::arrivals::Arrivals;
 use super::generated::k_v_indexer_server::KVIndexerServer;
-use super::memory::Received;
-use super::observe::{Recorder, Refused};
+use super::instance::Stamped;
+use super::observe::Refused;
+use super::received::Received;
 use super::routes::Routes;
 use super::security::{Acceptor, Grants};
 use super::service::Indexer;
@@ -50,7 +51,6 @@ pub(super) async fn serve(
     stream: TcpStream,
     acceptor: Option<Arc<Acceptor>>,
     service: Service,
-    recorder: Arc<Recorder>,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.
@@ -58,16 +58,17 @@ pub(super) async fn serve(
         tracing::debug!(%error, "connection without TCP_NODELAY");
     }
     let Some(acceptor) = acceptor else {
-        return calls(stream, service, Grants::default(), &recorder, drain).await;
+        return calls(stream, service, Grants::default(), drain).await;
     };
+    let recorder = Arc::clone(&service.doors().recorder);
     let shaken = tokio::select! {
         shaken = tokio::time::timeout(HANDSHAKE_MAX, acceptor.accept(stream)) => shaken,
         _ = drain.changed() => return,
     };
     match shaken {
         Ok(Ok(stream)) => {
-            let grants = service.gate().grants(&stream);
-            calls(stream, service, grants, &recorder, drain).await;
+            let grants = service.doors().gate.grants(&stream);
+            calls(stream, service, grants, drain).await;
         }
         Ok(Err(error)) => recorder.refused(Refused::Handshake, &error),
         Err(_) => recorder.refused(Refused::Handshake, &"the TLS handshake took too long"),
@@ -79,11 +80,14 @@ async fn calls(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: Service,
     grants: Grants,
-    recorder: &Recorder,
     mut drain: watch::Receiver<()>,
 ) {
     let watch = Arc::new(Watch::default());
+    let recorder = Arc::clone(&service.doors().recorder);
     let stream = Counted::new(stream, Arc::clone(&watch));
+    // Outside of everything else, so that no answer leaves without it.
+    let instance = service.doors().instance.clone();
+    let service = Stamped::new(service.of(Arc::clone(&watch), grants), instance);
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .max_concurrent_streams(STREAMS_PER_CONNECTION_MAX)
@@ -94,7 +98,7 @@ async fn calls(
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .keep_alive_interval(KEEP_ALIVE_INTERVAL)
         .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service.of(Arc::clone(&watch), grants));
+        .serve_connection(TokioIo::new(stream), service);
     let mut connection = pin!(connection);
     let mut judge = Judge::default();
     let mut looks = tokio::time::interval_at(Instant::now() + TICK, TICK);

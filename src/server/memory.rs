@@ -7,26 +7,20 @@
 //! which routers and bridges take for overload. An answer always fits, as the work is
 //! done: it keeps others out instead.
 //!
-//! A message must also come whole within [`MESSAGE_TIME_MAX`], so that nobody holds a
-//! part of the budget by sending slowly, and answers must be taken: see `watch`.
+//! A message must also come whole in time, see `received`, so that nobody holds a part
+//! of the budget by sending slowly; and answers must be taken, see `watch`.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
-use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use super::observe::{Recorder, Refused};
 use super::watch::{Answer, Watch};
-
-/// Longest that a message may take from its call's headers to its last byte.
-const MESSAGE_TIME_MAX: Duration = Duration::from_secs(30);
 
 /// Most bytes that calls other than the index's may send: probes and reflection, whose
 /// streams may stay open.
@@ -39,14 +33,16 @@ const ANSWER_BYTES_MIN: usize = 8 * 1024;
 /// What may be on its way at once.
 #[derive(Debug)]
 pub(super) struct Budget {
+    recorder: Arc<Recorder>,
     max: usize,
     // A sum that orders nothing, so `Relaxed` is enough.
     used: AtomicUsize,
 }
 
 impl Budget {
-    pub(super) fn new(max: usize) -> Self {
-        Budget { max, used: AtomicUsize::new(0) }
+    /// A budget of `max` bytes that tells the recorder of what does not fit.
+    pub(super) fn new(max: usize, recorder: Arc<Recorder>) -> Self {
+        Budget { recorder, max, used: AtomicUsize::new(0) }
     }
 
     pub(super) fn max(&self) -> usize {
@@ -90,76 +86,25 @@ impl Charge {
         request.extensions().get().cloned()
     }
 
-    fn take(&self, bytes: usize) -> bool {
+    /// Charges `bytes` more.
+    ///
+    /// # Errors
+    /// They do not fit; this is counted and told of here.
+    pub(super) fn take(&self, bytes: usize) -> Result<(), Status> {
         let is_within = self.bytes.load(Ordering::Relaxed).saturating_add(bytes) <= self.max;
-        let fits = is_within && self.budget.take(bytes);
-        if fits {
+        if is_within && self.budget.take(bytes) {
             self.bytes.fetch_add(bytes, Ordering::Relaxed);
+            return Ok(());
         }
-        fits
+        let text = "the messages on their way take all the memory there is for them";
+        self.budget.recorder.refused(Refused::Memory, &text);
+        Err(Status::resource_exhausted(text))
     }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.give_back(*self.bytes.get_mut());
-    }
-}
-
-/// The body of a request, charged as it comes.
-#[derive(Debug)]
-pub(super) struct Received {
-    body: Incoming,
-    charge: Arc<Charge>,
-    recorder: Arc<Recorder>,
-    /// Whether the message must come in time.
-    is_timed: bool,
-    /// Made when the body is first waited for; most come with their headers.
-    too_late: Option<Pin<Box<Sleep>>>,
-}
-
-impl Received {
-    pub(super) fn new(body: Incoming, charge: Arc<Charge>, recorder: Arc<Recorder>, is_timed: bool) -> Self {
-        Received { body, charge, recorder, is_timed, too_late: None }
-    }
-}
-
-impl Body for Received {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        match Pin::new(&mut this.body).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => {
-                let bytes = frame.data_ref().map_or(0, Bytes::len);
-                if this.charge.take(bytes) {
-                    return Poll::Ready(Some(Ok(frame)));
-                }
-                let text = "the messages on their way take all the memory there is for them";
-                this.recorder.refused(Refused::Memory, &text);
-                Poll::Ready(Some(Err(Status::resource_exhausted(text))))
-            }
-            Poll::Ready(Some(Err(error))) => Poll::Ready(Some(Err(Status::from_error(Box::new(error))))),
-            Poll::Ready(None) => Poll::Ready(None),
-            Poll::Pending if this.is_timed => {
-                let too_late = this.too_late.get_or_insert_with(|| Box::pin(sleep(MESSAGE_TIME_MAX)));
-                ready!(too_late.as_mut().poll(context));
-                Poll::Ready(Some(Err(Status::deadline_exceeded("the message did not come in time"))))
-            }
-            Poll::Pending => Poll::Pending,
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -233,23 +178,23 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_not_charged_and_all_comes_back() {
-        let budget = Arc::new(Budget::new(100));
+        let budget = Arc::new(Budget::new(100, Arc::new(Recorder::new())));
         let first = Charge::new(Arc::clone(&budget), 80);
-        assert!(first.take(50) && first.take(30));
-        assert!(!first.take(1), "past its own bound");
+        assert!(first.take(50).is_ok() && first.take(30).is_ok());
+        assert!(first.take(1).is_err(), "past its own bound");
         let second = Charge::new(Arc::clone(&budget), 80);
-        assert!(second.take(20));
-        assert!(!second.take(1), "past the budget");
+        assert!(second.take(20).is_ok());
+        assert!(second.take(1).is_err(), "past the budget");
         assert_eq!(budget.used(), 100);
         drop(first);
-        assert!(second.take(60));
+        assert!(second.take(60).is_ok());
         assert_eq!(budget.used(), 80);
         // An answer always fits, and keeps others out.
         let watch = Arc::new(Watch::default());
         let answer = Owned::new(Bytes::from(vec![0; 90]), Arc::clone(&budget), watch.answer());
         assert_eq!(budget.used(), 170);
         drop(second);
-        assert!(!Charge::new(Arc::clone(&budget), 80).take(11));
+        assert!(Charge::new(Arc::clone(&budget), 80).take(11).is_err());
         drop(answer);
         assert_eq!(budget.used(), 0);
     }

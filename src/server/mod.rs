@@ -8,20 +8,29 @@
 //! applies, and it leaves connections running when a drain takes too long.
 //!
 //! Code map: `connection` speaks TLS and HTTP/2, `watch` says when to cut it,
-//! `routes` finds a call's service, `admission` refuses calls that are not allowed,
-//! late or too many, with `security` and `memory` behind it, `wire` reads and writes
+//! `arrivals` takes each call and asks `security` and `memory` for it, `received`
+//! gathers its message, `routes` finds its service, `admission` refuses it if late or too many, `wire` reads and writes
 //! messages, `service` has the calls, `status` maps errors. `observe` shows how it
 //! goes, `trace` follows a caller, `health` and `reflection` are for probes and tools,
-//! `maintenance` cleans up. The server must not know how placements are kept or
-//! matched.
+//! `readiness` knows what the server still waits for, `admin` is for operators, with
+//! `drops` telling batches that a drop has overtaken, `liveness` deals with workers
+//! that fall silent, `maintenance` cleans up, `instance` says in each answer which
+//! server gave it. The server must not know how placements are kept or matched.
 
+mod admin;
 mod admission;
+mod arrivals;
 mod config;
 mod connection;
+mod drops;
 mod health;
+mod instance;
+mod liveness;
 mod maintenance;
 mod memory;
 mod observe;
+mod readiness;
+mod received;
 mod reflection;
 mod routes;
 mod security;
@@ -47,13 +56,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-use admission::Arrivals;
+use admin::Operator;
 pub use admission::{Admission, Permit, Refusal};
+use arrivals::{Arrivals, Doors};
 pub use config::{Config, SETTINGS};
+use drops::Drops;
 use generated::k_v_indexer_server::{KVIndexer, KVIndexerServer};
+use instance::Instance;
+use liveness::Watch;
 use maintenance::Maintenance;
 use memory::Budget;
 use observe::{Observer, Recorder, Refused};
+use readiness::Readiness;
 use routes::{Other, Routes};
 pub use security::Security;
 use service::Indexer;
@@ -61,6 +75,7 @@ use service::Indexer;
 use crate::arena::Index;
 use crate::http::Port;
 use crate::limits::MESSAGE_BYTES_MAX;
+use crate::pb::admin::admin_server::AdminServer;
 
 /// Pause after a failed accept: out of file descriptors is not out for good.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -73,6 +88,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 pub struct Server {
     index: Arc<Index>,
     admission: Arc<Admission>,
+    instance: Instance,
     config: Config,
     security: Security,
     http: Option<TcpListener>,
@@ -96,7 +112,14 @@ impl Server {
     /// A server of `index`.
     pub fn new(config: Config, index: Arc<Index>) -> Self {
         let admission = Arc::new(Admission::new(config.prefix_queries_in_flight_max));
-        Server { index, admission, config, security: Security::default(), http: None }
+        Server {
+            index,
+            admission,
+            instance: Instance::random(),
+            config,
+            security: Security::default(),
+            http: None,
+        }
     }
 
     /// The same with TLS and access as given; without, everybody may do everything.
@@ -118,6 +141,12 @@ impl Server {
         Arc::clone(&self.admission)
     }
 
+    /// The random id of this server, 32 hex digits, which the metadata of every answer has as
+    /// `kv-indexer-instance`: another id means another server, with an index of its own.
+    pub fn instance(&self) -> &str {
+        self.instance.as_str()
+    }
+
     /// Serves on `listener` until `shutdown`, then drains.
     ///
     /// Draining, no connection and no stream is accepted any more, and running
@@ -128,21 +157,42 @@ impl Server {
     /// No thread can be started, or the listener has no local address. A server that
     /// runs never fails.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
+        tracing::info!(instance = self.instance(), "serving an index of its own");
         tracing::info!(address = %listener.local_addr()?, "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
+        let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
+        let _watch = self.config.worker_ttl.map(watch).transpose()?;
         let (admission, index) = (self.admission, self.index);
-        let budget = Arc::new(Budget::new(self.config.message_memory_bytes));
-        let observed = (Arc::clone(&index), Arc::clone(&recorder), Arc::clone(&admission));
-        let observer = Arc::new(Observer::new(observed.0, observed.1, observed.2, Arc::clone(&budget)));
+        let budget = Arc::new(Budget::new(self.config.message_memory_bytes, Arc::clone(&recorder)));
+        let readiness = Arc::new(Readiness::new(self.config.settle, Arc::clone(&recorder)));
+        let observer = Arc::new(Observer::new(
+            Arc::clone(&index),
+            Arc::clone(&recorder),
+            Arc::clone(&admission),
+            Arc::clone(&budget),
+            Arc::clone(&readiness),
+            self.instance.clone(),
+        ));
         let pages = self.http.map(|listener| Port::open(listener, observer.pages())).transpose()?;
-        let calls = Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder));
+        let drops = Arc::new(Drops::default());
+        let operator = Operator::new(Arc::clone(&index), Arc::clone(&drops), Arc::clone(&recorder));
+        let operator = AdminServer::new(operator).max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let calls =
+            Indexer::new(index, Arc::clone(&admission), Arc::clone(&recorder), drops, self.instance.clone());
         let calls = KVIndexerServer::new(calls).max_decoding_message_size(MESSAGE_BYTES_MAX);
-        let health = health::Reporter::serving::<KVIndexerServer<Indexer>>().await;
-        let others = [Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
+        let health = health::Reporter::starting::<KVIndexerServer<Indexer>>(readiness.is_ready()).await;
+        let mut getting_ready = JoinSet::new();
+        if !readiness.is_ready() {
+            getting_ready.spawn(health.clone().follow(Arc::clone(&readiness)));
+        }
+        let others =
+            [Other::new(operator), Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
         let routes = Routes::new(calls, others);
         let (gate, traces) = (self.security.gate(), self.config.trace_context);
-        let service = Arrivals::new(routes, admission, Arc::clone(&recorder), budget, gate, traces);
+        let instance = self.instance;
+        let doors = Doors { admission, recorder: Arc::clone(&recorder), budget, gate, traces, instance };
+        let service = Arrivals::new(routes, Arc::new(doors));
         let acceptor = self.security.acceptor();
         let is_exposed = !listener.local_addr()?.ip().is_loopback();
         if is_exposed && self.security.is_open() {
@@ -158,10 +208,9 @@ impl Server {
         accept(&listener, &mut connections, shutdown, |stream| {
             let serving = match Arc::clone(&places).try_acquire_owned() {
                 Ok(place) => {
-                    let (acceptor, recorder) = (acceptor.clone(), Arc::clone(&recorder));
                     let held = (place, recorder.connected());
                     let drain = drain.subscribe();
-                    Some((connection::serve(stream, acceptor, service.clone(), recorder, drain), held))
+                    Some((connection::serve(stream, acceptor.clone(), service.clone(), drain), held))
                 }
                 Err(_) => {
                     recorder.refused(Refused::Connections, &"all places for connections are taken");
@@ -178,7 +227,8 @@ impl Server {
         .await;
         drop(listener);
         looking.abort();
-        observer.draining();
+        readiness.drain();
+        getting_ready.shutdown().await;
         health.draining().await;
         drain.send_replace(());
         tracing::info!(connections = connections.len(), "draining");

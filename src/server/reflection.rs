@@ -7,7 +7,8 @@ use std::io;
 
 use tonic_reflection::server::Builder;
 
-use super::memory::Received;
+use super::memory::OTHER_BYTES_MAX;
+use super::received::Received;
 use super::routes::Other;
 
 /// `proto/`, compiled.
@@ -24,7 +25,10 @@ fn builder() -> Builder<'static> {
 /// # Errors
 /// The descriptors of this build cannot be read.
 pub(super) fn v1() -> io::Result<Other<Received>> {
-    builder().build_v1().map(Other::new).map_err(io::Error::other)
+    builder()
+        .build_v1()
+        .map(|service| Other::new(service.max_decoding_message_size(OTHER_BYTES_MAX)))
+        .map_err(io::Error::other)
 }
 
 /// `grpc.reflection.v1alpha.ServerReflection`.
@@ -32,5 +36,8 @@ pub(super) fn v1() -> io::Result<Other<Received>> {
 /// # Errors
 /// The descriptors of this build cannot be read.
 pub(super) fn v1alpha() -> io::Result<Other<Received>> {
-    builder().build_v1alpha().map(Other::new).map_err(io::Error::other)
+    builder()
+        .build_v1alpha()
+        .map(|service| Other::new(service.max_decoding_message_size(OTHER_BYTES_MAX)))
+        .map_err(io::Error::other)
 }

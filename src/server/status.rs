@@ -10,6 +10,7 @@ use std::fmt;
 use tonic::Status;
 
 use super::admission::Refusal;
+use super::drops::Overtaken;
 use super::security::Denied;
 use super::wire::RequestError;
 use crate::arena::BatchError;
@@ -50,6 +51,13 @@ impl From<Denied> for Status {
             Denied::Unknown => Status::unauthenticated(text),
             Denied::NotAllowed => Status::permission_denied(text),
         }
+    }
+}
+
+impl From<Overtaken> for Status {
+    fn from(error: Overtaken) -> Self {
+        // Bridges send again what was unavailable, and by then it is a later batch.
+        Status::unavailable(error.to_string())
     }
 }
 

@@ -46,6 +46,13 @@ pub(super) struct Watch {
 #[derive(Debug)]
 pub(super) struct Call(Arc<Watch>);
 
+impl Call {
+    /// The counts of its connection.
+    pub(super) fn watch(&self) -> Arc<Watch> {
+        Arc::clone(&self.0)
+    }
+}
+
 impl Drop for Call {
     fn drop(&mut self) {
         self.0.running.fetch_sub(1, Ordering::Relaxed);

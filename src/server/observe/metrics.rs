@@ -22,6 +22,7 @@ pub(super) fn text(observer: &Arc<Observer>) -> String {
         queries(&observer, writer)?;
         memory(&observer, writer)?;
         index(&snapshot, writer)?;
+        silence(&observer, &snapshot, writer)?;
         workers(&snapshot, writer)
     })
 }
@@ -38,11 +39,16 @@ fn process(observer: &Observer, writer: &mut Writer<'_>) -> fmt::Result {
         "Always 1; the labels say which build this is.",
         [(vec![("version", version::NUMBER), ("commit", version::COMMIT)], 1.0)],
     )?;
+    writer.gauges(
+        "kv_indexer_instance_info",
+        "Always 1; the id is this server's in the metadata of its answers, another one after each start.",
+        [(vec![("id", observer.instance.as_str())], 1.0)],
+    )?;
     writer.gauges("kv_indexer_start_time_seconds", "When the server started, in Unix time.", one(started))?;
     writer.gauges(
         "kv_indexer_ready",
-        "1 while calls are served, 0 while draining.",
-        one(f64::from(u8::from(observer.is_ready()))),
+        "1 while the server is ready, 0 while bridges bring it up to date at its start, and while it drains.",
+        one(f64::from(u8::from(observer.readiness.is_ready()))),
     )?;
     writer.gauges(
         "kv_indexer_connections",
@@ -202,12 +208,41 @@ fn index(snapshot: &Snapshot, writer: &mut Writer<'_>) -> fmt::Result {
     )
 }
 
+fn silence(observer: &Observer, snapshot: &Snapshot, writer: &mut Writer<'_>) -> fmt::Result {
+    let recorder = &observer.recorder;
+    writer.gauges(
+        "kv_indexer_silent_workers",
+        "Workers that are left out of answers, as nothing was heard of them for KV_INDEXER_WORKER_TTL_MS.",
+        one(snapshot.silent as f64),
+    )?;
+    writer.gauges(
+        "kv_indexer_network_suspected",
+        "1 while most workers are silent at once, so that none is left out or removed for it.",
+        one(recorder.network_suspected.get() as f64),
+    )?;
+    writer.counters(
+        "kv_indexer_workers_removed",
+        "Workers removed with their placements, by reason.",
+        [
+            (vec![("reason", "silence")], recorder.removed_for_silence.get()),
+            (vec![("reason", "dropped")], recorder.dropped.get()),
+        ],
+    )
+}
+
 fn workers(snapshot: &Snapshot, writer: &mut Writer<'_>) -> fmt::Result {
     let blocks = snapshot.rows().flat_map(|(label, row)| {
         let tiers = TIERS.iter().zip(row.blocks);
         tiers.map(move |((_, tier), count)| (vec![("worker", label.id()), ("tier", *tier)], count as f64))
     });
     writer.gauges("kv_indexer_worker_blocks", "Blocks that a worker holds at a tier.", blocks)?;
+    let silent =
+        snapshot.rows().map(|(label, row)| (vec![("worker", label.id())], f64::from(u8::from(row.silent))));
+    writer.gauges(
+        "kv_indexer_worker_silent",
+        "1 while a worker is left out of answers, as it has not been heard for too long.",
+        silent,
+    )?;
     let info =
         snapshot.rows().map(|(label, _)| (vec![("worker", label.id()), ("address", label.address())], 1.0));
     writer.gauges(

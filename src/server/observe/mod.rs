@@ -12,14 +12,16 @@ mod snapshot;
 mod state;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
 use crate::arena::Index;
 use crate::http::{Page, Pages, STATUS_PAGE};
 use crate::server::admission::Admission;
+use crate::server::instance::Instance;
 use crate::server::memory::Budget;
+use crate::server::readiness::{Readiness, Standing};
 
+pub(in crate::server) use fleet::Heard;
 pub(in crate::server) use record::{Method, Recorder, Refused, Running, ScanTimes};
 use snapshot::Snapshots;
 
@@ -30,9 +32,9 @@ pub(in crate::server) struct Observer {
     admission: Arc<Admission>,
     budget: Arc<Budget>,
     snapshots: Snapshots,
+    instance: Instance,
     started: SystemTime,
-    /// Whether calls are served. Carries no data but itself, so `Relaxed` is enough.
-    ready: AtomicBool,
+    readiness: Arc<Readiness>,
 }
 
 impl Observer {
@@ -41,19 +43,12 @@ impl Observer {
         recorder: Arc<Recorder>,
         admission: Arc<Admission>,
         budget: Arc<Budget>,
+        readiness: Arc<Readiness>,
+        instance: Instance,
     ) -> Self {
         let snapshots = Snapshots::new(index, Arc::clone(&recorder));
-        let (started, ready) = (SystemTime::now(), AtomicBool::new(true));
-        Observer { recorder, admission, budget, snapshots, started, ready }
-    }
-
-    /// From now on the server is not ready for new calls.
-    pub(in crate::server) fn draining(&self) {
-        self.ready.store(false, Ordering::Relaxed);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.ready.load(Ordering::Relaxed)
+        let started = SystemTime::now();
+        Observer { recorder, admission, budget, snapshots, instance, started, readiness }
     }
 
     /// The pages of the HTTP port.
@@ -67,8 +62,10 @@ impl Observer {
             "/" => Some(Page::html(STATUS_PAGE)),
             // The process answers, so it lives.
             "/healthz" => Some(Page::probe(true, "ok")),
-            "/readyz" if self.is_ready() => Some(Page::probe(true, "ready")),
-            "/readyz" => Some(Page::probe(false, "draining")),
+            "/readyz" => {
+                let standing = self.readiness.standing();
+                Some(Page::probe(standing == Standing::Ready, &standing.to_string()))
+            }
             "/metrics" => Some(Page::metrics(metrics::text(self))),
             "/debug/state" => Some(Page::json(state::json(self))),
             _ => None,

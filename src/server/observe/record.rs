@@ -2,15 +2,17 @@
 //!
 //! Every series is a field, so recording is additions and no look-up; the cost of
 //! a prefix query is about ten of them and four looks at the clock. Nothing here
-//! reads the index or knows how a value is shown.
+//! knows how a value is shown.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use tonic::Code;
 
-use super::fleet::Reports;
+use super::fleet::{Heard, Reports};
+use crate::arena::{Batch, Index};
 use crate::metrics::{BLOCKS, CALL_NANOSECONDS, Counter, Histogram, Level, Scale, WORK_NANOSECONDS};
+use crate::server::readiness::{Stream, Waiting};
 
 /// Every code of gRPC, each at the place of its number, with its name.
 pub(super) const CODES: [(Code, &str); 17] = [
@@ -40,13 +42,15 @@ pub(in crate::server) enum Method {
     Match,
     MatchPrefix,
     HitCounts,
+    /// Any call of the admin service.
+    Admin,
     /// Probes, reflection, and what there is not.
     Other,
 }
 
 impl Method {
-    pub(super) const ALL: [Method; 5] =
-        [Method::Apply, Method::Match, Method::MatchPrefix, Method::HitCounts, Method::Other];
+    pub(super) const ALL: [Method; 6] =
+        [Method::Apply, Method::Match, Method::MatchPrefix, Method::HitCounts, Method::Admin, Method::Other];
 
     /// The method at a path.
     pub(in crate::server) fn of(path: &str) -> Self {
@@ -55,7 +59,9 @@ impl Method {
             Some("ApplyExternalKvBatch") => Method::Apply,
             Some("MatchExternalKv") => Method::Match,
             Some("GetExternalKvHitCounts") => Method::HitCounts,
-            _ => Method::Other,
+            Some(_) => Method::Other,
+            None if path.starts_with("/kv_indexer.admin.v1.Admin/") => Method::Admin,
+            None => Method::Other,
         }
     }
 
@@ -66,6 +72,7 @@ impl Method {
             Method::Match => "MatchExternalKv",
             Method::MatchPrefix => "MatchExternalKvPrefix",
             Method::HitCounts => "GetExternalKvHitCounts",
+            Method::Admin => "admin",
             Method::Other => "other",
         }
     }
@@ -168,6 +175,11 @@ pub(in crate::server) struct Recorder {
     pub(super) apply_hashes: Histogram,
     pub(super) connections: Level,
     pub(super) connections_total: Counter,
+    pub(super) removed_for_silence: Counter,
+    /// Workers removed as an operator asked.
+    pub(super) dropped: Counter,
+    /// 1 while the network is the suspect for workers' silence.
+    pub(super) network_suspected: Level,
     pub(super) reports: Reports,
     refused: [Counter; Refused::ALL.len()],
 }
@@ -189,6 +201,9 @@ impl Recorder {
             apply_hashes: Histogram::new(Scale::Count, BLOCKS),
             connections: Level::default(),
             connections_total: Counter::default(),
+            removed_for_silence: Counter::default(),
+            dropped: Counter::default(),
+            network_suspected: Level::default(),
             reports: Reports::default(),
             refused: Default::default(),
         }
@@ -223,10 +238,55 @@ impl Recorder {
         self.scans.record_time(times.ended - times.locked);
     }
 
-    /// A batch of this many hashes was applied for a worker.
-    pub(in crate::server) fn applied(&self, worker_id: &str, seq: u64, hashes: usize) {
+    /// A batch of this many hashes was applied, and this is what its bridge says of its stream.
+    pub(in crate::server) fn applied(
+        &self,
+        index: &Index,
+        batch: &Batch<'_>,
+        hashes: usize,
+        stream: Option<Stream>,
+    ) {
         self.apply_hashes.record(hashes as u64);
-        self.reports.heard(worker_id, seq);
+        let is_new = self.reports.heard(batch.worker_id, batch.seq, stream);
+        // Who removes a worker forgets it after that. So one that was removed before it was noted here
+        // is found out now, and any other is forgotten by its remover.
+        if is_new && index.read().find_worker(batch.worker_id).is_none() {
+            self.reports.forget(batch.worker_id);
+        }
+    }
+
+    /// What is known of these workers' reports.
+    pub(in crate::server) fn heard<'a>(
+        &self,
+        worker_ids: impl Iterator<Item = &'a str>,
+    ) -> Vec<Option<Heard>> {
+        self.reports.of(worker_ids)
+    }
+
+    /// Workers whose bridges synchronise and have said so not too long before `now`.
+    pub(in crate::server) fn synchronising(&self, now: Instant) -> Waiting {
+        self.reports.synchronising(now)
+    }
+
+    /// A worker was removed as an operator asked.
+    pub(in crate::server) fn dropped(&self, worker_id: &str) {
+        self.dropped.count();
+        self.reports.forget(worker_id);
+    }
+
+    /// A worker was removed as nothing was heard of it.
+    pub(in crate::server) fn removed_for_silence(&self, worker_id: &str) {
+        self.removed_for_silence.count();
+        self.reports.forget(worker_id);
+    }
+
+    /// The network is suspected to be why workers are silent, or no longer.
+    pub(in crate::server) fn suspect_network(&self, suspected: bool) {
+        if suspected {
+            self.network_suspected.rise();
+        } else {
+            self.network_suspected.fall();
+        }
     }
 
     /// A connection was opened; it counts until the guard is dropped.

@@ -31,6 +31,8 @@ pub(super) struct Snapshot {
     pub(super) sizes: Sizes,
     /// Placements by tier, of all workers.
     pub(super) placements: [u64; 3],
+    /// Workers that are left out of answers.
+    pub(super) silent: usize,
     /// The first workers, at most [`WORKERS_SHOWN_MAX`].
     pub(super) workers: Vec<WorkerRow>,
     labels: Labels,
@@ -43,6 +45,8 @@ pub(super) struct WorkerRow {
     id: WorkerId,
     pub(super) spec: Option<CacheSpec>,
     pub(super) seq: u64,
+    /// Whether it is left out of answers, as it has not been heard for too long.
+    pub(super) silent: bool,
     /// Blocks by tier.
     pub(super) blocks: [u64; 3],
     pub(super) heard: Option<Heard>,
@@ -86,7 +90,7 @@ fn take(index: &Index, recorder: &Recorder) -> Snapshot {
         let view = index.read();
         (view.sizes(), view.labels(), view.workers().collect::<Vec<_>>())
     };
-    let mut placements = [0; 3];
+    let (mut placements, mut silent) = ([0; 3], 0);
     let mut workers = Vec::with_capacity(ids.len().min(WORKERS_SHOWN_MAX));
     for some in ids.chunks(WORKERS_AT_ONCE) {
         let view = index.read();
@@ -98,9 +102,10 @@ fn take(index: &Index, recorder: &Recorder) -> Snapshot {
             }
             let blocks = TIERS.map(|(tier, _)| view.holdings(id, tier));
             placements.iter_mut().zip(blocks).for_each(|(sum, blocks)| *sum += blocks);
+            silent += usize::from(view.is_silent(id));
             if workers.len() < WORKERS_SHOWN_MAX {
-                let (spec, seq) = (view.cache_spec(id), view.last_seq(id));
-                workers.push(WorkerRow { id, spec, seq, blocks, heard: None });
+                let (spec, seq, silent) = (view.cache_spec(id), view.last_seq(id), view.is_silent(id));
+                workers.push(WorkerRow { id, spec, seq, blocks, silent, heard: None });
             }
         }
     }
@@ -111,5 +116,5 @@ fn take(index: &Index, recorder: &Recorder) -> Snapshot {
         let view = index.read();
         recorder.reports.keep(|worker_id| view.find_worker(worker_id).is_some());
     }
-    Snapshot { sizes, placements, workers, labels, taken: Instant::now() }
+    Snapshot { sizes, placements, silent, workers, labels, taken: Instant::now() }
 }

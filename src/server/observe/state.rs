@@ -11,6 +11,7 @@ use super::Observer;
 use super::record::{CODES, Method};
 use super::snapshot::{Snapshot, TIERS, WorkerRow};
 use crate::arena::{CacheSpec, Label};
+use crate::server::readiness::Stream;
 use crate::version;
 
 /// The state as text.
@@ -22,9 +23,16 @@ pub(super) fn json(observer: &Observer) -> String {
         "kind": "server",
         "version": version::NUMBER,
         "commit": version::COMMIT,
+        "instance": observer.instance.as_str(),
         "now_s": seconds(now),
         "started_s": seconds(observer.started),
-        "ready": observer.is_ready(),
+        "ready": observer.readiness.is_ready(),
+        "readiness": observer.readiness.standing().to_string(),
+        "network_suspected": recorder.network_suspected.get() > 0,
+        "workers_removed": {
+            "silence": recorder.removed_for_silence.get(),
+            "dropped": recorder.dropped.get(),
+        },
         "message_memory": { "bytes": observer.budget.used(), "max": observer.budget.max() },
         "connections": recorder.connections.get(),
         "index": index(&snapshot),
@@ -69,6 +77,7 @@ fn index(snapshot: &Snapshot) -> Value {
     let sizes = &snapshot.sizes;
     json!({
         "workers": sizes.workers,
+        "silent_workers": snapshot.silent,
         "blocks": sizes.blocks,
         "remembered_blocks": sizes.ghosts,
         "placements": tiers(snapshot.placements),
@@ -89,6 +98,11 @@ fn worker(label: &Label, row: &WorkerRow) -> Value {
         "address": label.address(),
         "spec": row.spec.map(spec),
         "blocks": tiers(row.blocks),
+        "silent": row.silent,
+        "stream": row.heard.and_then(|heard| heard.stream()).map(|stream| match stream {
+            Stream::Synchronising => "synchronising",
+            Stream::Synchronised => "synchronised",
+        }),
         "seq": row.seq,
         "heard_s": row.heard.map(|heard| seconds(heard.at)),
         "reports": row.heard.map(|heard| heard.reports),

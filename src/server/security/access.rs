@@ -145,7 +145,7 @@ impl Gate {
             Method::MatchPrefix | Method::Match | Method::HitCounts => {
                 (&self.query, grants.query, &self.apply, grants.apply)
             }
-            Method::Apply => (&self.apply, grants.apply, &self.query, grants.query),
+            Method::Apply | Method::Admin => (&self.apply, grants.apply, &self.query, grants.query),
             Method::Other => return Ok(()),
         };
         if granted || demand.is_nothing() {
@@ -298,8 +298,12 @@ mod tests {
             assert_eq!(check(method, &["spiffe://x/bridge"]), Err(Denied::NotAllowed));
             assert_eq!(check(method, &["stranger"]), Err(Denied::Unknown));
         }
-        assert_eq!(check(Method::Apply, &["router"]), Err(Denied::NotAllowed));
-        assert_eq!(check(Method::Apply, &["bridge"]), Ok(()));
+        for method in [Method::Apply, Method::Admin] {
+            assert_eq!(check(method, &["router"]), Err(Denied::NotAllowed));
+            assert_eq!(check(method, &["bridge"]), Ok(()));
+            assert_eq!(check(method, &[]), Err(Denied::Unknown));
+        }
+        assert_eq!(Method::of("/kv_indexer.admin.v1.Admin/DropWorker"), Method::Admin);
         assert_eq!(check(Method::Other, &[]), Ok(()));
         assert_eq!(Gate::default().check(Method::Apply, &none, Grants::default()), Ok(()));
     }
