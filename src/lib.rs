@@ -8,7 +8,10 @@
 //! - [`scan`] answers queries from a read view of it;
 //! - [`server`] puts both behind gRPC;
 //! - [`bridge`] follows an engine's event stream and reports it to a server;
-//! - [`http`] and [`metrics`] show people and Prometheus how both are doing.
+//! - [`client`] asks servers, or an index of this process, for a router;
+//! - [`hash`] names a prompt's blocks as the engines do, from its tokens;
+//! - [`cli`] is the command line over all of these;
+//! - [`http`] and [`metrics`] show people and Prometheus how server and bridge are doing.
 //!
 //! A Rust router can embed the index: [`arena::Index`] and [`scan`] need no
 //! network, no runtime and no environment. The library never reads the
@@ -43,6 +46,9 @@
 
 pub mod arena;
 pub mod bridge;
+pub mod cli;
+pub mod client;
+pub mod hash;
 pub mod http;
 pub mod limits;
 pub mod metrics;

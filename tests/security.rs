@@ -11,6 +11,8 @@ use common::publisher::Publisher;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType};
 use sgl_kv_indexer::arena::Index;
 use sgl_kv_indexer::bridge::credentials::Credentials;
+use sgl_kv_indexer::pb::admin::admin_client::AdminClient;
+use sgl_kv_indexer::pb::admin::{DropWorkerRequest, ListWorkersRequest};
 use sgl_kv_indexer::pb::kv_indexer_client::KvIndexerClient;
 use sgl_kv_indexer::pb::{ApplyExternalKvBatchRequest, MatchExternalKvPrefixRequest};
 use sgl_kv_indexer::server::{Config, Security, Server};
@@ -157,6 +159,16 @@ async fn both(channel: Channel, token: Option<&str>) -> [Code; 2] {
     ]
 }
 
+/// What a list of workers is answered, and a drop of one.
+async fn operators(channel: Channel, token: Option<&str>) -> [Code; 2] {
+    let mut client = AdminClient::new(channel);
+    let drop = DropWorkerRequest { worker_id: "w".to_owned() };
+    [
+        code(client.list_workers(with(ListWorkersRequest::default(), token)).await),
+        code(client.drop_worker(with(drop, token)).await),
+    ]
+}
+
 async fn health(channel: Channel) -> Code {
     code(HealthClient::new(channel).check(HealthCheckRequest::default()).await)
 }
@@ -180,6 +192,8 @@ async fn tokens_open_what_they_are_for_and_nothing_else() {
     ];
     for (token, expected) in rows {
         assert_eq!(both(in_the_clear(address), token).await, expected, "{token:?}");
+        // Operators need what bridges need.
+        assert_eq!(operators(in_the_clear(address), token).await, [expected[1]; 2], "{token:?}");
     }
     assert_eq!(health(in_the_clear(address)).await, Code::Ok, "probes need no token");
 

@@ -23,6 +23,7 @@ use tonic::{Code, Status};
 use tracing::Span;
 
 use super::admission::{Admission, Deadline};
+use super::instance::Instance;
 use super::memory::{Budget, Charge, OTHER_BYTES_MAX, Sent};
 use super::observe::{Method, Recorder, Refused, Running};
 use super::received::Received;
@@ -39,6 +40,8 @@ pub(super) struct Doors {
     pub(super) gate: Arc<Gate>,
     /// Whether calls run in spans that carry their callers' trace context.
     pub(super) traces: bool,
+    /// What every answer says of the server.
+    pub(super) instance: Instance,
 }
 
 impl Doors {
@@ -201,7 +204,8 @@ mod tests {
         let recorder = Arc::new(Recorder::new());
         let admission = Arc::new(Admission::new(1));
         let (gate, budget) = (Arc::new(Gate::default()), Arc::new(Budget::new(0, Arc::clone(&recorder))));
-        let doors = Doors { admission, recorder, budget, gate, traces: false };
+        let instance = Instance::random();
+        let doors = Doors { admission, recorder, budget, gate, traces: false, instance };
         let mut headers = HeaderMap::new();
         headers.insert("grpc-timeout", format!("{}m", timeout.as_millis()).parse().expect("a value"));
         let deadline = Deadline::new(Instant::now(), &headers);

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::arrivals::Arrivals;
 use super::generated::k_v_indexer_server::KVIndexerServer;
-use super::instance::{Instance, Stamped};
+use super::instance::Stamped;
 use super::observe::Refused;
 use super::received::Received;
 use super::routes::Routes;
@@ -51,7 +51,6 @@ pub(super) async fn serve(
     stream: TcpStream,
     acceptor: Option<Arc<Acceptor>>,
     service: Service,
-    instance: Instance,
     mut drain: watch::Receiver<()>,
 ) {
     // Answers are written whole, so waiting to fill a packet gains nothing.
@@ -59,7 +58,7 @@ pub(super) async fn serve(
         tracing::debug!(%error, "connection without TCP_NODELAY");
     }
     let Some(acceptor) = acceptor else {
-        return calls(stream, service, instance, Grants::default(), drain).await;
+        return calls(stream, service, Grants::default(), drain).await;
     };
     let recorder = Arc::clone(&service.doors().recorder);
     let shaken = tokio::select! {
@@ -69,7 +68,7 @@ pub(super) async fn serve(
     match shaken {
         Ok(Ok(stream)) => {
             let grants = service.doors().gate.grants(&stream);
-            calls(stream, service, instance, grants, drain).await;
+            calls(stream, service, grants, drain).await;
         }
         Ok(Err(error)) => recorder.refused(Refused::Handshake, &error),
         Err(_) => recorder.refused(Refused::Handshake, &"the TLS handshake took too long"),
@@ -80,7 +79,6 @@ pub(super) async fn serve(
 async fn calls(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: Service,
-    instance: Instance,
     grants: Grants,
     mut drain: watch::Receiver<()>,
 ) {
@@ -88,6 +86,7 @@ async fn calls(
     let recorder = Arc::clone(&service.doors().recorder);
     let stream = Counted::new(stream, Arc::clone(&watch));
     // Outside of everything else, so that no answer leaves without it.
+    let instance = service.doors().instance.clone();
     let service = Stamped::new(service.of(Arc::clone(&watch), grants), instance);
     let connection = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())

@@ -157,7 +157,8 @@ impl Server {
     /// No thread can be started, or the listener has no local address. A server that
     /// runs never fails.
     pub async fn serve(self, listener: TcpListener, shutdown: impl Future<Output = ()>) -> io::Result<()> {
-        tracing::info!(address = %listener.local_addr()?, instance = self.instance(), "listening");
+        tracing::info!(instance = self.instance(), "serving an index of its own");
+        tracing::info!(address = %listener.local_addr()?, "listening");
         let _maintenance = Maintenance::start(Arc::clone(&self.index))?;
         let recorder = Arc::new(Recorder::new());
         let watch = |ttl| Watch::start(Arc::clone(&self.index), Arc::clone(&recorder), ttl);
@@ -189,9 +190,9 @@ impl Server {
             [Other::new(operator), Other::new(health.service()), reflection::v1()?, reflection::v1alpha()?];
         let routes = Routes::new(calls, others);
         let (gate, traces) = (self.security.gate(), self.config.trace_context);
-        let doors = Doors { admission, recorder: Arc::clone(&recorder), budget, gate, traces };
-        let service = Arrivals::new(routes, Arc::new(doors));
         let instance = self.instance;
+        let doors = Doors { admission, recorder: Arc::clone(&recorder), budget, gate, traces, instance };
+        let service = Arrivals::new(routes, Arc::new(doors));
         let acceptor = self.security.acceptor();
         let is_exposed = !listener.local_addr()?.ip().is_loopback();
         if is_exposed && self.security.is_open() {
@@ -209,8 +210,7 @@ impl Server {
                 Ok(place) => {
                     let held = (place, recorder.connected());
                     let drain = drain.subscribe();
-                    let (service, instance) = (service.clone(), instance.clone());
-                    Some((connection::serve(stream, acceptor.clone(), service, instance, drain), held))
+                    Some((connection::serve(stream, acceptor.clone(), service.clone(), drain), held))
                 }
                 Err(_) => {
                     recorder.refused(Refused::Connections, &"all places for connections are taken");

@@ -25,6 +25,8 @@ pub struct Message {
 pub struct Capture {
     pub name: String,
     pub topic: String,
+    /// What the recording says of itself.
+    pub header: Value,
     pub messages: Vec<Message>,
     pub expected: Value,
 }
@@ -82,7 +84,7 @@ impl Capture {
             })
             .collect();
         let expected = serde_json::from_str(&unzip(&format!("{name}.expected.json.gz"))).expect("JSON");
-        Capture { name: name.to_owned(), topic: text(&header, "topic"), messages, expected }
+        Capture { name: name.to_owned(), topic: text(&header, "topic"), header, messages, expected }
     }
 
     /// Streams that a subscriber received, with their expectations.

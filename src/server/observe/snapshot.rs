@@ -45,10 +45,10 @@ pub(super) struct WorkerRow {
     id: WorkerId,
     pub(super) spec: Option<CacheSpec>,
     pub(super) seq: u64,
+    /// Whether it is left out of answers, as it has not been heard for too long.
+    pub(super) silent: bool,
     /// Blocks by tier.
     pub(super) blocks: [u64; 3],
-    /// Is left out of answers.
-    pub(super) silent: bool,
     pub(super) heard: Option<Heard>,
 }
 

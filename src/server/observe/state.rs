@@ -98,12 +98,12 @@ fn worker(label: &Label, row: &WorkerRow) -> Value {
         "address": label.address(),
         "spec": row.spec.map(spec),
         "blocks": tiers(row.blocks),
+        "silent": row.silent,
         "stream": row.heard.and_then(|heard| heard.stream()).map(|stream| match stream {
             Stream::Synchronising => "synchronising",
             Stream::Synchronised => "synchronised",
         }),
         "seq": row.seq,
-        "silent": row.silent,
         "heard_s": row.heard.map(|heard| seconds(heard.at)),
         "reports": row.heard.map(|heard| heard.reports),
         "report_gaps": row.heard.map(|heard| heard.gaps),

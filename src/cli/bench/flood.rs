@@ -4,16 +4,17 @@
 //! size. Batches are made beforehand and sent as fast as the subscriber reads them: where a ZeroMQ library's
 //! socket would drop, this waits.
 
-use std::error::Error;
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use rmp::encode;
-use sgl_kv_indexer::bridge::zmtp::wire::{self, Item, Reader};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::workload::Seeded;
+use super::plan::seeded;
+use crate::bridge::zmtp::ZmtpError;
+use crate::bridge::zmtp::wire::{self, Item, Reader};
+use crate::cli::{Environment, Failure, Outcome};
 
 /// Blocks of a turn.
 const TURN_BLOCKS: usize = 32;
@@ -22,14 +23,17 @@ const BLOCK_TOKENS: usize = 64;
 /// Turns of the ring; half of them are held.
 const TURNS: usize = 2_048;
 /// Size of a vocabulary.
-const VOCABULARY: usize = 150_000;
+const VOCABULARY: u64 = 150_000;
 
-/// Binds, waits for one subscriber, and floods it for so long or until it leaves.
-pub(crate) async fn flood(address: &str, time: Duration) -> Result<(), Box<dyn Error>> {
+/// Takes one subscriber and floods it for so long or until it leaves.
+pub(super) async fn run(
+    listener: TcpListener,
+    time: Duration,
+    environment: &mut Environment<'_>,
+) -> Result<Outcome, Failure> {
     let batches = batches();
-    let listener = TcpListener::bind(address).await?;
-    println!("listening on {}", listener.local_addr()?);
-    let mut socket = shake_hands(listener.accept().await?.0).await?;
+    let joined = async { shake_hands(listener.accept().await?.0).await };
+    let mut socket = joined.await.map_err(|error: ZmtpError| Failure::NoAnswer(error.to_string()))?;
     let (start, mut sent, mut bytes) = (Instant::now(), 0_u64, 0_u64);
     let mut out = BytesMut::new();
     while start.elapsed() < time {
@@ -43,17 +47,14 @@ pub(crate) async fn flood(address: &str, time: Duration) -> Result<(), Box<dyn E
         bytes += payload.len() as u64;
     }
     let seconds = start.elapsed().as_secs_f64();
-    let blocks = (sent * TURN_BLOCKS as u64) as f64 / seconds;
-    println!(
-        "{:.0} batches, {blocks:.0} blocks, {:.1} MB a second",
-        sent as f64 / seconds,
-        bytes as f64 / seconds / 1e6
-    );
-    Ok(())
+    let (batches, blocks) = (sent as f64 / seconds, (sent * TURN_BLOCKS as u64) as f64 / seconds);
+    let megabytes = bytes as f64 / seconds / 1e6;
+    writeln!(environment.out, "{batches:.0} batches, {blocks:.0} blocks, {megabytes:.1} MB a second")?;
+    Ok(Outcome::found(sent > 0))
 }
 
 /// Greets a subscriber and takes its subscription.
-async fn shake_hands(mut socket: TcpStream) -> Result<TcpStream, Box<dyn Error>> {
+async fn shake_hands(mut socket: TcpStream) -> Result<TcpStream, ZmtpError> {
     let (mut reader, mut out) = (Reader::default(), BytesMut::new());
     wire::write_greeting(&mut out);
     wire::write_ready(&mut out, "PUB");
@@ -69,7 +70,7 @@ async fn shake_hands(mut socket: TcpStream) -> Result<TcpStream, Box<dyn Error>>
         }
         let mut piece = [0; 512];
         match socket.read(&mut piece).await? {
-            0 => return Err("the subscriber left".into()),
+            0 => return Err(ZmtpError::Closed),
             read => reader.push(&piece[..read]),
         }
     }
@@ -77,8 +78,8 @@ async fn shake_hands(mut socket: TcpStream) -> Result<TcpStream, Box<dyn Error>>
 
 /// Batch `turn` stores a turn and removes the one on the other side of the ring.
 fn batches() -> Vec<Vec<u8>> {
-    let mut seeded = Seeded::new(11);
-    let turns: Vec<Vec<i64>> = (0..TURNS).map(|_| seeded.chain(TURN_BLOCKS)).collect();
+    let hashes = seeded(11, TURNS * TURN_BLOCKS);
+    let turns: Vec<&[i64]> = hashes.chunks(TURN_BLOCKS).collect();
     let one = |turn: usize| {
         let mut out = Vec::new();
         let write = &mut out;
@@ -86,8 +87,8 @@ fn batches() -> Vec<Vec<u8>> {
         let _ = encode::write_array_len(write, 3);
         let _ = encode::write_f64(write, turn as f64);
         let _ = encode::write_array_len(write, 2);
-        removal(write, &turns[(turn + TURNS / 2) % TURNS]);
-        store(write, &turns[turn], &mut Seeded::new(turn as u64));
+        removal(write, turns[(turn + TURNS / 2) % TURNS]);
+        store(write, turns[turn], turn as u64);
         let _ = encode::write_uint(write, 0);
         out
     };
@@ -109,7 +110,7 @@ fn removal(write: &mut Vec<u8>, blocks: &[i64]) {
     hashes(write, blocks);
 }
 
-fn store(write: &mut Vec<u8>, blocks: &[i64], seeded: &mut Seeded) {
+fn store(write: &mut Vec<u8>, blocks: &[i64], seed: u64) {
     let _ = encode::write_map_len(write, 4);
     let _ = encode::write_str(write, "type");
     let _ = encode::write_str(write, "BlockStored");
@@ -117,8 +118,8 @@ fn store(write: &mut Vec<u8>, blocks: &[i64], seeded: &mut Seeded) {
     let _ = encode::write_str(write, "token_ids");
     let tokens = blocks.len() * BLOCK_TOKENS;
     let _ = encode::write_array_len(write, tokens as u32);
-    for _ in 0..tokens {
-        let _ = encode::write_uint(write, seeded.below(VOCABULARY) as u64);
+    for token in seeded(seed, tokens) {
+        let _ = encode::write_uint(write, token.unsigned_abs() % VOCABULARY);
     }
     let _ = encode::write_str(write, "block_size");
     let _ = encode::write_uint(write, BLOCK_TOKENS as u64);

@@ -2,26 +2,25 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use bytes::Bytes;
-use prost::Message;
-use sgl_kv_indexer::pb::{
+use crate::limits::HASHES_PER_CALL_MAX;
+use crate::pb::{
     ApplyExternalKvBatchRequest, ExternalKvAction, ExternalKvActionType, ExternalKvPrefixMatch,
     MatchExternalKvPrefixRequest, MatchExternalKvPrefixResponse, TierType,
 };
-
-use crate::workload::{REPORT_HASHES, Seeded, worker_address, worker_name};
+use bytes::Bytes;
+use prost::Message;
 
 /// Route of applies.
-pub(crate) const APPLY: &str = "/kv_indexer.v1.KVIndexer/ApplyExternalKvBatch";
+pub(super) const APPLY: &str = "/kv_indexer.v1.KVIndexer/ApplyExternalKvBatch";
 /// Route of prefix queries.
-pub(crate) const PREFIX: &str = "/kv_indexer.v1.KVIndexer/MatchExternalKvPrefix";
+pub(super) const PREFIX: &str = "/kv_indexer.v1.KVIndexer/MatchExternalKvPrefix";
 
 /// Blocks of one report of the fill and mixed modes: a turn of a conversation.
 const TURN: usize = 32;
 
 /// Which calls are sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(super) enum Mode {
     /// Prefix queries.
     Query,
     /// Reports of new blocks.
@@ -34,36 +33,36 @@ pub(crate) enum Mode {
 
 /// Kinds of calls, each with percentiles of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(super) enum Kind {
     Query,
     Apply,
     Long,
 }
 
 impl Kind {
-    pub(crate) const ALL: [(Kind, &'static str); 3] =
+    pub(super) const ALL: [(Kind, &'static str); 3] =
         [(Kind::Query, "query"), (Kind::Apply, "apply"), (Kind::Long, "long")];
 }
 
 /// One call, ready to send.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
-    pub(crate) kind: Kind,
-    pub(crate) body: Bytes,
+pub(super) struct Call {
+    pub(super) kind: Kind,
+    pub(super) body: Bytes,
 }
 
 /// Sizes of a run.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
-    pub(crate) prompts: usize,
-    pub(crate) blocks: usize,
-    pub(crate) holders: usize,
-    pub(crate) long_blocks: usize,
+pub(super) struct Sizes {
+    pub(super) prompts: usize,
+    pub(super) blocks: usize,
+    pub(super) holders: usize,
+    pub(super) long_blocks: usize,
 }
 
 /// All calls of a run.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(super) struct Plan {
     mode: Mode,
     sizes: Sizes,
     prompts: Vec<Bytes>,
@@ -73,7 +72,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(mode: Mode, sizes: Sizes) -> Self {
+    pub(super) fn new(mode: Mode, sizes: Sizes) -> Self {
         let query = |hashes| MatchExternalKvPrefixRequest { hashes, max_blocks: 0 }.encode_to_vec().into();
         let prompts = match mode {
             Mode::Fill => Vec::new(),
@@ -87,13 +86,13 @@ impl Plan {
     }
 
     /// The applies that store what queries ask for.
-    pub(crate) fn preparation(&self) -> impl Iterator<Item = Bytes> + '_ {
+    pub(super) fn preparation(&self) -> impl Iterator<Item = Bytes> + '_ {
         let prompts = self.prompts.len();
         let asked = (0..prompts).map(|prompt| (prompt, self.sizes.blocks));
         let long = (self.mode == Mode::LongScan).then_some((prompts, self.sizes.long_blocks));
         asked.chain(long).flat_map(|(prompt, blocks)| {
             let chain = chain(prompt, blocks);
-            let parts: Vec<Vec<i64>> = chain.chunks(REPORT_HASHES).map(<[i64]>::to_vec).collect();
+            let parts: Vec<Vec<i64>> = chain.chunks(HASHES_PER_CALL_MAX).map(<[i64]>::to_vec).collect();
             (0..self.sizes.holders).flat_map(move |worker| {
                 parts
                     .clone()
@@ -103,8 +102,15 @@ impl Plan {
         })
     }
 
+    /// How many applies that is.
+    pub(super) fn preparation_calls(&self) -> usize {
+        let parts = |blocks: usize| blocks.div_ceil(HASHES_PER_CALL_MAX);
+        let long = if self.mode == Mode::LongScan { parts(self.sizes.long_blocks) } else { 0 };
+        (self.prompts.len() * parts(self.sizes.blocks) + long) * self.sizes.holders
+    }
+
     /// Call number `number`.
-    pub(crate) fn call(&self, number: usize) -> Call {
+    pub(super) fn call(&self, number: usize) -> Call {
         match self.mode {
             Mode::Fill => self.turn(number, ExternalKvActionType::ActionReport),
             Mode::LongScan if number % 100 == 50 => Call { kind: Kind::Long, body: self.long.clone() },
@@ -121,7 +127,7 @@ impl Plan {
     }
 
     fn turn(&self, number: usize, action: ExternalKvActionType) -> Call {
-        let hashes = Seeded::new(!(number as u64) << 16).chain(TURN);
+        let hashes = seeded(!(number as u64) << 16, TURN);
         Call { kind: Kind::Apply, body: apply(number % self.sizes.holders, action, hashes) }
     }
 
@@ -130,7 +136,7 @@ impl Plan {
     /// The first answer is read. Later ones have to be as long: all prompts have
     /// the same holders and lengths, and reading all would take the machine from
     /// the server.
-    pub(crate) fn is_right(&self, kind: Kind, answer: &[u8]) -> bool {
+    pub(super) fn is_right(&self, kind: Kind, answer: &[u8]) -> bool {
         let (place, blocks) = match kind {
             Kind::Apply => return true,
             Kind::Query => (0, self.sizes.blocks),
@@ -155,7 +161,7 @@ impl Plan {
 }
 
 /// The answer to a query for a prompt of this size.
-pub(crate) fn answer(blocks: usize, holders: usize) -> Bytes {
+pub(super) fn answer(blocks: usize, holders: usize) -> Bytes {
     let blocks = blocks as u32;
     let row = |worker| ExternalKvPrefixMatch {
         worker_address: worker_address(worker),
@@ -172,7 +178,7 @@ pub(crate) fn answer(blocks: usize, holders: usize) -> Bytes {
 }
 
 fn chain(prompt: usize, blocks: usize) -> Vec<i64> {
-    Seeded::new((prompt as u64) << 32).chain(blocks)
+    seeded((prompt as u64) << 32, blocks)
 }
 
 fn apply(worker: usize, action: ExternalKvActionType, hashes: Vec<i64>) -> Bytes {
@@ -194,4 +200,50 @@ fn apply(worker: usize, action: ExternalKvActionType, hashes: Vec<i64>) -> Bytes
     }
     .encode_to_vec()
     .into()
+}
+
+/// Hashes from a counter through a mix: random to look at, the same in every run.
+pub(super) fn seeded(start: u64, blocks: usize) -> Vec<i64> {
+    let mut counter = start;
+    let hashes = (0..blocks).map(|_| {
+        counter = counter.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut value = counter;
+        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (value ^ (value >> 31)).cast_signed()
+    });
+    hashes.collect()
+}
+
+fn worker_name(worker: usize) -> String {
+    format!("worker-{worker}")
+}
+
+fn worker_address(worker: usize) -> String {
+    format!("http://10.0.{}.{}:30000", worker / 256, worker % 256)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_applies_is_told_right() {
+        let check = |mode, prompts, blocks, long_blocks| {
+            let plan = Plan::new(mode, Sizes { prompts, blocks, holders: 3, long_blocks });
+            assert_eq!(plan.preparation_calls(), plan.preparation().count(), "{mode:?}");
+        };
+        check(Mode::Query, 4, 10, 1);
+        check(Mode::Mixed, 2, HASHES_PER_CALL_MAX + 1, 1);
+        check(Mode::LongScan, 2, 10, 2 * HASHES_PER_CALL_MAX);
+        check(Mode::Fill, 2, 10, 1);
+    }
+
+    #[test]
+    fn an_answer_is_right_if_it_is_of_every_holder_and_the_whole_prompt() {
+        let plan = Plan::new(Mode::Query, Sizes { prompts: 1, blocks: 10, holders: 3, long_blocks: 1 });
+        assert!(!plan.is_right(Kind::Query, &answer(9, 3)) && !plan.is_right(Kind::Query, &answer(10, 2)));
+        assert!(plan.is_right(Kind::Query, &answer(10, 3)), "and from then on by its length alone");
+        assert!(!plan.is_right(Kind::Query, &answer(10, 4)) && plan.is_right(Kind::Query, &answer(10, 3)));
+    }
 }

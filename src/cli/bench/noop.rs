@@ -5,29 +5,26 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
-use std::net::SocketAddr;
 
 use bytes::Bytes;
 use http::{Request as HttpRequest, Response as HttpResponse};
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use sgl_kv_indexer::limits::{MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
 use tokio::net::TcpListener;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service};
 use tonic::{Request, Response, Status};
 
-use crate::plan::APPLY;
-use crate::raw::RawCodec;
+use super::plan::APPLY;
+use crate::client::Raw;
+use crate::limits::{MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
 
 /// The same as the server's windows.
 const STREAM_WINDOW_BYTES: u32 = MESSAGE_BYTES_MAX as u32 + 64 * 1024;
 
-/// Serves until the process is ended.
-pub(crate) async fn serve(address: SocketAddr, answer: Bytes) -> std::io::Result<()> {
-    let listener = TcpListener::bind(address).await?;
-    println!("listening on {}", listener.local_addr()?);
+/// Serves until it is given up.
+pub(super) async fn serve(listener: TcpListener, answer: Bytes) -> std::io::Result<()> {
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
@@ -57,7 +54,7 @@ impl hyper::service::Service<HttpRequest<Incoming>> for Noop {
     fn call(&self, request: HttpRequest<Incoming>) -> Self::Future {
         let answer = if request.uri().path() == APPLY { Bytes::new() } else { self.answer.clone() };
         Box::pin(async move {
-            let mut grpc = tonic::server::Grpc::new(RawCodec).max_decoding_message_size(MESSAGE_BYTES_MAX);
+            let mut grpc = tonic::server::Grpc::new(Raw).max_decoding_message_size(MESSAGE_BYTES_MAX);
             Ok(grpc.unary(Handler { answer }, request).await)
         })
     }
