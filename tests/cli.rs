@@ -316,7 +316,8 @@ async fn questions_are_answered_in_json_and_in_tables() {
         assert_eq!(code(&output), expected, "{output:?}");
         assert_eq!(code(&run(&["workers", "-s", &server]).await), left);
     }
-    let replayed = run(&["replay", &capture("sglang-plain-small"), "-s", &server]).await;
+    let replayed =
+        run(&["replay", &capture("sglang-plain-small"), "--address", "http://w0", "-s", &server]).await;
     assert_eq!(code(&replayed), 0, "it may come back under the same name");
     // The variable names the server where no flag does.
     let output = command(&["query", &one]).env("KV_INDEXER_ENDPOINT", &server).output().await;
