@@ -23,6 +23,7 @@
 //! three say different things about a hash.
 
 use smallvec::SmallVec;
+use wide::u8x16;
 
 use super::blocks::Blocks;
 use super::ids::BlockId;
@@ -46,39 +47,51 @@ pub(crate) const SEGMENT_BITS: u32 = 12;
 #[repr(C, align(64))]
 struct Bucket {
     ids: [u32; BUCKET_IDS],
-    tags: [u8; BUCKET_IDS],
-    passed: u32,
+    /// The tags and, in the last four bytes, the count: sixteen bytes, which one instruction compares.
+    tags: [u8; 16],
 }
 
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
 
-const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; BUCKET_IDS], passed: 0 };
+const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; 16] };
 
-/// The low seven bits of every byte.
-const LOW_BITS: u128 = 0x7f7f_7f7f_7f7f_7f7f_7f7f_7f7f_7f7f_7f7f;
-/// The lowest bit of each byte that is a tag.
-const TAG_ONES: u128 = 0x0101_0101_0101_0101_0101_0101;
+/// Some of the places of a bucket, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Places(u32);
 
-impl Bucket {
-    /// Places with this tag, each as the high bit of its byte.
-    ///
-    /// All twelve tags are compared at once: a byte of the difference is zero
-    /// where they agree, and `(x & 0x7f) + 0x7f | x` has its high bit clear
-    /// for just those bytes, with no carry from one byte into the next.
+impl Places {
+    const NONE: Places = Places(0);
+
+    /// The first of them; there is one.
     #[inline]
-    fn places(&self, tag: u8) -> u128 {
-        let mut bytes = [0xff; 16];
-        bytes[..BUCKET_IDS].copy_from_slice(&self.tags);
-        let difference = u128::from_le_bytes(bytes) ^ (TAG_ONES * u128::from(tag));
-        !(((difference & LOW_BITS) + LOW_BITS) | difference | LOW_BITS)
+    fn first(self) -> usize {
+        self.0.trailing_zeros() as usize
+    }
+
+    #[inline]
+    fn without_first(self) -> Places {
+        Places(self.0 & (self.0 - 1))
     }
 }
 
-/// The first of some places.
-#[inline]
-fn first(places: u128) -> usize {
-    // The remainder only tells the compiler what holds anyway.
-    places.trailing_zeros() as usize / 8 % BUCKET_IDS
+impl Bucket {
+    /// Places with this tag.
+    #[inline]
+    fn places(&self, tag: u8) -> Places {
+        let equal = u8x16::new(self.tags).simd_eq(u8x16::splat(tag));
+        Places(equal.to_bitmask() & ((1 << BUCKET_IDS) - 1))
+    }
+
+    /// How many ids passed this bucket because it was full.
+    #[inline]
+    fn passed(&self) -> u32 {
+        let [.., a, b, c, d] = self.tags;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    fn put_passed(&mut self, passed: u32) {
+        self.tags[BUCKET_IDS..].copy_from_slice(&passed.to_le_bytes());
+    }
 }
 
 #[derive(Debug, Default)]
@@ -210,7 +223,7 @@ impl Table {
             let ids: usize = segment
                 .buckets
                 .iter()
-                .map(|bucket| bucket.tags.iter().filter(|tag| **tag != 0).count())
+                .map(|bucket| bucket.tags[..BUCKET_IDS].iter().filter(|tag| **tag != 0).count())
                 .sum();
             if ids != segment.ids {
                 return Err(format!("segment {number} counts {} ids and has {ids}", segment.ids));
@@ -247,14 +260,14 @@ impl Segment {
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[number];
             let mut places = bucket.places(tag);
-            while places != 0 {
-                let block = BlockId(bucket.ids[first(places)]);
+            while places != Places::NONE {
+                let block = BlockId(bucket.ids[places.first()]);
                 if blocks.hash(block) == hash {
                     return Some(block);
                 }
-                places &= places - 1;
+                places = places.without_first();
             }
-            if bucket.passed == 0 {
+            if bucket.passed() == 0 {
                 return None;
             }
             number += 1;
@@ -268,7 +281,7 @@ impl Segment {
     /// The count of the home bucket: what is read does not matter, that it is fetched does.
     #[inline]
     fn passed(&self, mixed: u64) -> u32 {
-        self.buckets.get(self.home(mixed)).map_or(0, |bucket| bucket.passed)
+        self.buckets.get(self.home(mixed)).map_or(0, Bucket::passed)
     }
 
     /// The first block of the home bucket with the tag, most likely the one.
@@ -276,7 +289,7 @@ impl Segment {
     fn candidate(&self, mixed: u64) -> Option<BlockId> {
         let bucket = self.buckets.get(self.home(mixed))?;
         let places = bucket.places(tag_of(mixed));
-        (places != 0).then(|| BlockId(bucket.ids[first(places)]))
+        (places != Places::NONE).then(|| BlockId(bucket.ids[places.first()]))
     }
 
     /// Adds `block`; there is room.
@@ -285,14 +298,14 @@ impl Segment {
         loop {
             let bucket = &mut self.buckets[number];
             let free = bucket.places(0);
-            if free != 0 {
-                let place = first(free);
+            if free != Places::NONE {
+                let place = free.first();
                 bucket.ids[place] = block.0;
                 bucket.tags[place] = tag_of(mixed);
                 self.ids += 1;
                 return;
             }
-            bucket.passed += 1;
+            bucket.put_passed(bucket.passed() + 1);
             number += 1;
             if number == self.buckets.len() {
                 number = 0;
@@ -312,13 +325,14 @@ impl Segment {
                     self.ids -= 1;
                     let mut passed = home;
                     while passed != number {
-                        self.buckets[passed].passed -= 1;
+                        let passed_by = self.buckets[passed].passed();
+                        self.buckets[passed].put_passed(passed_by - 1);
                         passed = (passed + 1) % self.buckets.len();
                     }
                     return true;
                 }
             }
-            if bucket.passed == 0 {
+            if bucket.passed() == 0 {
                 return false;
             }
             number = (number + 1) % self.buckets.len();
