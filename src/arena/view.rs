@@ -175,7 +175,7 @@ impl ReadView {
 
     /// The lane of at most `most` slots that begins with the block of this hash, if anybody holds it
     /// or did a moment ago.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lane(&self, hash: i64, most: usize) -> Option<Lane<'_>> {
         self.arena.table.find(hash, &self.arena.blocks).and_then(|block| self.arena.blocks.lane(block, most))
     }

@@ -101,7 +101,7 @@ struct Position {
 fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usize {
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
-    let set = lane.sets()[0];
+    let set = lane.set();
     let mut position = Position { at: 0, tokens: 0, set };
     if !candidates.begin(view, view.entries(set)) {
         return 1;
@@ -144,11 +144,27 @@ fn walk(
     candidates: &mut Candidates,
     position: &mut Position,
 ) -> bool {
-    let sets = &lane.sets()[..equal];
-    let Some(first) = sets.first() else { return true };
-    if !enter(view, *first, candidates, position) {
+    if !enter(view, lane.set(), candidates, position) {
         return false;
     }
+    if lane.even() < equal {
+        return walk_runs(view, lane, equal, candidates, position);
+    }
+    pass(lane, 0, equal, candidates, position);
+    true
+}
+
+/// The same for a lane whose set changes within these places; its first set is entered.
+// A call would put lane and position into memory, where copies of them wait for stores.
+#[inline]
+fn walk_runs(
+    view: &ReadView,
+    lane: &Lane<'_>,
+    equal: usize,
+    candidates: &mut Candidates,
+    position: &mut Position,
+) -> bool {
+    let sets = &lane.sets()[..equal];
     let start = position.at;
     let mut edges = lane.edges(equal);
     let mut place = 0;
@@ -202,12 +218,20 @@ fn find_at<'a>(view: &'a ReadView, hashes: &[[u8; 8]], at: usize) -> Option<Lane
 /// Length of the common prefix of two lists of hashes of the same length.
 #[inline]
 fn common(column: &[[u8; 8]], request: &[[u8; 8]]) -> usize {
+    // As bytes, so that the comparison is one call of `memcmp`.
+    if column.len() <= COMPARED_AT_FIRST && column.as_flattened() == request.as_flattened() {
+        return column.len();
+    }
+    common_by_pieces(column, request)
+}
+
+#[inline(never)]
+fn common_by_pieces(column: &[[u8; 8]], request: &[[u8; 8]]) -> usize {
     let mut done = 0;
     let mut piece = COMPARED_AT_FIRST;
     loop {
         let end = column.len().min(done + piece);
         let (ours, theirs) = (&column[done..end], &request[done..end]);
-        // As bytes, so that the comparison is one call of `memcmp`.
         if ours.as_flattened() != theirs.as_flattened() {
             return done + ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count();
         }
