@@ -58,6 +58,7 @@ const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
 struct Report<'a> {
     worker: WorkerId,
     tier: Tier,
+    generation: usize,
     holder: Holder,
     hashes: &'a [[u8; 8]],
     masks: &'a [u32],
@@ -83,40 +84,53 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Blocks that an action adds to a holding or takes from it, to be noted at its end.
+/// What an action changes of a holding, to be written into it at the action's end.
 ///
 /// A bitmap pays for every range that is put into the middle of it, so blocks that
 /// lie apart are gathered and sorted first. Mostly an action is one stretch, and that
 /// goes in as it is.
 #[derive(Default)]
-struct Noted(SmallVec<[Stretch; 1]>);
+struct Noted {
+    /// Stretches with a placement that had none, or the other way round; an action has one kind.
+    stretches: SmallVec<[Stretch; 1]>,
+    /// By how much the number of placements with components grows.
+    masked: i64,
+}
 
 impl Noted {
-    fn add(&mut self, stretch: Stretch) {
-        self.0.push(stretch);
+    /// Notes that the placements of a stretch went from mask `old` to `new`.
+    #[inline]
+    fn change(&mut self, stretch: Stretch, old: Option<u32>, new: Option<u32>) {
+        if old.is_none() != new.is_none() {
+            self.stretches.push(stretch);
+        }
+        let masked = |mask: Option<u32>| i64::from(mask.is_some_and(|mask| mask != 0));
+        self.masked += (masked(new) - masked(old)) * stretch.blocks as i64;
     }
 
     /// All of several stretches, which do not overlap.
-    fn gather(mut self) -> RoaringBitmap {
-        self.0.sort_unstable_by_key(|stretch| stretch.first.0);
+    fn gather(&mut self) -> RoaringBitmap {
+        self.stretches.sort_unstable_by_key(|stretch| stretch.first.0);
         let mut gathered = RoaringBitmap::new();
-        for stretch in self.0 {
+        for stretch in &self.stretches {
             gathered.insert_range(stretch.ids());
         }
         gathered
     }
 
-    fn put_into(self, holding: &mut RoaringBitmap) {
-        match self.0[..] {
+    fn put_into(&mut self, holding: &mut RoaringBitmap) {
+        match self.stretches[..] {
             [] => {}
+            [Stretch { first, blocks: 1 }] => drop(holding.insert(first.0)),
             [stretch] => drop(holding.insert_range(stretch.ids())),
             _ => *holding |= self.gather(),
         }
     }
 
-    fn take_from(self, holding: &mut RoaringBitmap) {
-        match self.0[..] {
+    fn take_from(&mut self, holding: &mut RoaringBitmap) {
+        match self.stretches[..] {
             [] => {}
+            [Stretch { first, blocks: 1 }] => drop(holding.remove(first.0)),
             [stretch] => drop(holding.remove_range(stretch.ids())),
             _ => *holding -= self.gather(),
         }
@@ -147,9 +161,9 @@ fn common(ours: &[[u8; 8]], theirs: &[[u8; 8]]) -> usize {
 }
 
 impl Arena {
-    /// Applies a batch that has been checked, unless there is no room for it; says whether its worker is new.
-    pub(super) fn apply(&mut self, batch: &Batch<'_>) -> Result<bool, BatchError> {
-        let hashes = batch.hashes();
+    /// Applies a batch of `hashes` hashes that has been checked, unless there is no room for it; says
+    /// whether its worker is new.
+    pub(super) fn apply(&mut self, batch: &Batch<'_>, hashes: usize) -> Result<bool, BatchError> {
         let known = self.workers.find(batch.worker_id);
         if known.is_none() && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
             return Err(BatchError::Full);
@@ -159,15 +173,18 @@ impl Arena {
         for action in batch.actions {
             match *action {
                 Action::Report { tier, hashes, masks, tokens } => {
-                    let holder = self.workers.holder(worker, tier);
-                    self.report(Report { worker, tier, holder, hashes: hashes.as_bytes(), masks, tokens });
+                    let generation = self.workers.get(worker).current(tier);
+                    let holder = Holder::new(worker, tier, generation);
+                    let hashes = hashes.as_bytes();
+                    self.report(Report { worker, tier, generation, holder, hashes, masks, tokens });
                 }
                 Action::Revoke { tier, hashes } => self.revoke(worker, tier, hashes.as_bytes()),
                 Action::ClearTier { tier } => self.clear_tier(worker, tier),
             }
         }
-        self.workers.mend_masked(worker);
-        self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
+        if !self.cleared.is_empty() {
+            self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
+        }
         Ok(known.is_none())
     }
 
@@ -194,15 +211,9 @@ impl Arena {
             self.table.reset();
             released = Some(self.blocks.release_all());
             self.chunks_may_be_idle = false;
-        } else if let Some((chunk, ghosts)) = self.blocks.idle_chunk(FORGOTTEN_PER_STEP) {
-            for ghosts in ghosts.chunks(TOGETHER) {
-                self.table.fetch(ghosts.iter().map(|ghost| self.blocks.hash(*ghost)));
-                for ghost in ghosts {
-                    self.forget(*ghost);
-                }
-            }
-            if ghosts.len() < FORGOTTEN_PER_STEP {
-                released = Some(self.blocks.release(chunk));
+        } else if let Some(chunk) = self.blocks.idle_chunk() {
+            if self.forget_ghosts(chunk, FORGOTTEN_PER_STEP) < FORGOTTEN_PER_STEP {
+                released = Some(self.blocks.release(chunk.first.chunk()));
             }
         } else {
             self.chunks_may_be_idle = false;
@@ -214,6 +225,7 @@ impl Arena {
     ///
     /// `apart` says that the blocks before lay apart; then the next hashes are looked
     /// up with this one, so that their cache misses overlap.
+    #[inline]
     fn locate(
         &self,
         hashes: &[[u8; 8]],
@@ -223,24 +235,32 @@ impl Arena {
         ahead: &mut Ahead,
     ) -> Option<BlockId> {
         let hash = i64::from_le_bytes(hashes[at]);
-        let stands = |block: &BlockId| self.blocks.hash(*block) == hash && self.blocks.is_known(*block);
-        if let Some(block) = guess.filter(stands) {
-            return Some(block);
+        match guess.filter(|guess| self.stands(*guess, hash)) {
+            None if apart => self.locate_apart(hashes, at, ahead),
+            None => self.table.find(hash, &self.blocks),
+            found => found,
         }
-        if apart {
-            if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
-                let next = &hashes[at..hashes.len().min(at + TOGETHER)];
-                ahead.from = at;
-                self.table.find_all(next, &self.blocks, &mut ahead.found);
-                let fetch = |block: &BlockId| self.blocks.fetch(*block);
-                // What stands beside the hashes is wanted next; this fetches it together.
-                std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
-            }
-            if let Some(block) = ahead.found[at - ahead.from].filter(stands) {
-                return Some(block);
-            }
+    }
+
+    /// Whether the block with this hash stands in a slot.
+    fn stands(&self, block: BlockId, hash: i64) -> bool {
+        self.blocks.hash(block) == hash && self.blocks.is_known(block)
+    }
+
+    fn locate_apart(&self, hashes: &[[u8; 8]], at: usize, ahead: &mut Ahead) -> Option<BlockId> {
+        if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
+            let next = &hashes[at..hashes.len().min(at + TOGETHER)];
+            ahead.from = at;
+            self.table.find_all(next, &self.blocks, &mut ahead.found);
+            let fetch = |block: &BlockId| self.blocks.fetch(*block);
+            // What stands beside the hashes is wanted next; this fetches it together.
+            std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
         }
-        self.table.find(hash, &self.blocks)
+        let hash = i64::from_le_bytes(hashes[at]);
+        match ahead.found[at - ahead.from].filter(|block| self.stands(*block, hash)) {
+            None => self.table.find(hash, &self.blocks),
+            found => found,
+        }
     }
 
     fn report(&mut self, report: Report<'_>) {
@@ -258,7 +278,7 @@ impl Arena {
                 Some(ghost) => match self.revive(&report, at, ghost, found == next, &mut progress) {
                     Some(stretch) => stretch,
                     None => {
-                        self.forget(ghost);
+                        self.forget(&[ghost]);
                         self.store(&report, at, next, &mut progress)
                     }
                 },
@@ -270,8 +290,9 @@ impl Arena {
             at += stretch.blocks;
             previous = Some(stretch);
         }
-        let current = self.workers.get(report.worker).current(report.tier);
-        progress.noted.put_into(&mut self.workers.holding_mut(report.worker, report.tier, current).blocks);
+        let Report { worker, tier, generation, .. } = report;
+        progress.noted.put_into(&mut self.workers.holding_mut(worker, tier, generation).blocks);
+        self.workers.count_masked(worker, tier, generation, progress.noted.masked);
     }
 
     /// Reports a stretch that somebody holds, from `block` on.
@@ -290,16 +311,11 @@ impl Arena {
             self.forget_history(stretch);
         }
         let mask = report.mask(at);
-        let old_mask = self.sets.mask_of(old, report.holder);
-        if old_mask != Some(mask) {
-            if !self.sets.change_in_place(old, blocks, report.holder, Some(mask)) {
-                let new = self.sets.with(old, report.holder, mask);
-                self.sets.add_blocks(new, blocks);
-                self.blocks.change_set(stretch, new);
-                self.sets.remove_blocks(old, blocks);
-            }
-            self.note_placements(report, stretch, old_mask, mask, progress);
+        let changed = self.sets.change(old, blocks, report.holder, Some(mask));
+        if changed.set != old {
+            self.blocks.change_set(stretch, changed.set);
         }
+        progress.noted.change(stretch, changed.old, Some(mask));
         self.blocks.put_tokens(stretch, report.tokens(at, blocks));
         self.blocks.join_within(stretch);
         stretch
@@ -321,10 +337,9 @@ impl Arena {
         }
         let stretch = Stretch { first: ghost, blocks };
         let mask = report.mask(at);
-        let set = self.sets.with(SetId::EMPTY, report.holder, mask);
-        self.sets.add_blocks(set, blocks);
+        let set = self.sets.change(SetId::EMPTY, blocks, report.holder, Some(mask)).set;
         self.blocks.revive(stretch, set, report.tokens(at, blocks));
-        self.note_placements(report, stretch, None, mask, progress);
+        progress.noted.change(stretch, None, Some(mask));
         Some(stretch)
     }
 
@@ -357,11 +372,7 @@ impl Arena {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
             _ => self.blocks.find_free(new),
         };
-        let mut ghosts: SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> = SmallVec::new();
-        ghosts.extend(self.blocks.ghosts_in(stretch));
-        for ghost in ghosts {
-            self.forget(ghost);
-        }
+        self.forget_ghosts(stretch, stretch.blocks);
         let hashes = &hashes[..stretch.blocks];
         self.blocks.write_hashes(stretch.first, hashes);
         for (block, hash) in stretch.iter().zip(hashes) {
@@ -372,33 +383,15 @@ impl Arena {
             }
         }
         let mask = report.mask(at);
-        let set = self.sets.with(SetId::EMPTY, report.holder, mask);
-        self.sets.add_blocks(set, stretch.blocks);
+        let set = self.sets.change(SetId::EMPTY, stretch.blocks, report.holder, Some(mask)).set;
         self.blocks.take(stretch, set, report.tokens(at, stretch.blocks));
-        self.note_placements(report, stretch, None, mask, progress);
+        progress.noted.change(stretch, None, Some(mask));
         stretch
-    }
-
-    /// Notes for the worker's holding that a stretch went from `old` to `new`.
-    fn note_placements(
-        &mut self,
-        report: &Report<'_>,
-        stretch: Stretch,
-        old: Option<u32>,
-        new: u32,
-        progress: &mut Progress,
-    ) {
-        if old.is_none() {
-            progress.noted.add(stretch);
-        }
-        let current = self.workers.get(report.worker).current(report.tier);
-        let holding = self.workers.holding_mut(report.worker, report.tier, current);
-        let masked = |mask: u32| if mask == 0 { 0 } else { stretch.blocks as u64 };
-        holding.masked = holding.masked + masked(new) - old.map_or(0, masked);
     }
 
     fn revoke(&mut self, worker: WorkerId, tier: Tier, hashes: &[[u8; 8]]) {
         let generation = self.workers.get(worker).current(tier);
+        let holder = Holder::new(worker, tier, generation);
         let mut noted = Noted::default();
         let mut ahead = Ahead::default();
         let mut at = 0;
@@ -427,39 +420,29 @@ impl Arena {
                 let first = BlockId(block.0 + 1 - descending as u32);
                 (Stretch { first, blocks: descending }, first)
             };
-            if self.withdraw(worker, tier, generation, stretch) {
-                noted.add(stretch);
-            }
+            noted.change(stretch, self.withdraw(holder, stretch), None);
             at += stretch.blocks;
             previous = Some(last);
             apart = stretch.blocks == 1;
         }
         noted.take_from(&mut self.workers.holding_mut(worker, tier, generation).blocks);
+        self.workers.count_masked(worker, tier, generation, noted.masked);
     }
 
-    /// Takes a worker's placement from a stretch that shares a set; says whether there was one.
+    /// Takes a worker's placement from a stretch that shares a set; gives its mask, if there was one.
     ///
-    /// The worker's bitmap is the caller's to mend.
-    fn withdraw(&mut self, worker: WorkerId, tier: Tier, generation: usize, stretch: Stretch) -> bool {
-        let holder = Holder::new(worker, tier, generation);
+    /// The worker's holding is the caller's to mend.
+    fn withdraw(&mut self, holder: Holder, stretch: Stretch) -> Option<u32> {
         let old = self.blocks.set(stretch.first);
-        let Some(mask) = self.sets.mask_of(old, holder) else { return false };
-        if !self.sets.change_in_place(old, stretch.blocks, holder, None) {
-            let new = self.sets.without(old, holder);
-            if new == SetId::EMPTY {
-                self.forget_hits(stretch);
-                self.blocks.free(stretch);
-                self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
-            } else {
-                self.sets.add_blocks(new, stretch.blocks);
-                self.blocks.change_set(stretch, new);
-            }
-            self.sets.remove_blocks(old, stretch.blocks);
+        let changed = self.sets.change(old, stretch.blocks, holder, None);
+        if changed.set == SetId::EMPTY {
+            self.forget_hits(stretch);
+            self.blocks.free(stretch);
+            self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
+        } else if changed.set != old {
+            self.blocks.change_set(stretch, changed.set);
         }
-        if mask != 0 {
-            self.workers.holding_mut(worker, tier, generation).masked -= stretch.blocks as u64;
-        }
-        true
+        changed.old
     }
 
     /// Makes a worker hold nothing at a tier: few placements at once, many by turning over.
@@ -502,7 +485,8 @@ impl Arena {
     fn clean_up(&mut self, worker: WorkerId, tier: Tier, generation: usize, most: usize) -> usize {
         let holding = self.workers.holding_mut(worker, tier, generation);
         let mut held = std::mem::take(&mut holding.blocks);
-        let mut done = 0;
+        let holder = Holder::new(worker, tier, generation);
+        let (mut done, mut masked) = (0, 0);
         let mut iter = held.iter();
         while let Some(range) = iter.next_range() {
             let mut block = BlockId(*range.start());
@@ -510,7 +494,8 @@ impl Arena {
             done += left;
             while left > 0 {
                 let blocks = self.blocks.same_set(block, left);
-                self.withdraw(worker, tier, generation, Stretch { first: block, blocks });
+                let mask = self.withdraw(holder, Stretch { first: block, blocks });
+                masked -= if mask.is_some_and(|mask| mask != 0) { blocks as i64 } else { 0 };
                 left -= blocks;
                 block = BlockId(block.0.wrapping_add(blocks as u32));
             }
@@ -520,6 +505,7 @@ impl Arena {
         }
         held.remove_smallest(done as u64);
         self.workers.holding_mut(worker, tier, generation).blocks = held;
+        self.workers.count_masked(worker, tier, generation, masked);
         done
     }
 
@@ -548,9 +534,25 @@ impl Arena {
         }
     }
 
-    /// Takes a ghost out of the table.
-    fn forget(&mut self, ghost: BlockId) {
-        self.table.remove(self.blocks.hash(ghost), ghost, &self.blocks);
-        self.blocks.forget(ghost);
+    /// Forgets the first ghosts of a stretch of free slots, at most `most`; says how many.
+    fn forget_ghosts(&mut self, stretch: Stretch, most: usize) -> usize {
+        let (mut left, mut forgotten) = (Some(stretch), 0);
+        while let Some(stretch) = left.filter(|_| forgotten < most) {
+            let some = self.blocks.ghosts_in(stretch).take(TOGETHER.min(most - forgotten));
+            let some: SmallVec<[BlockId; TOGETHER]> = some.collect();
+            let Some(last) = some.last() else { break };
+            left = stretch.behind(*last);
+            forgotten += some.len();
+            self.forget(&some);
+        }
+        forgotten
+    }
+
+    /// Takes some ghosts out of the table, at most [`TOGETHER`].
+    fn forget(&mut self, ghosts: &[BlockId]) {
+        self.table.remove_all(ghosts, &self.blocks);
+        for ghost in ghosts {
+            self.blocks.forget(*ghost);
+        }
     }
 }

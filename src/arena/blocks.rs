@@ -58,6 +58,12 @@ impl Stretch {
         self.first.0..=self.last().0
     }
 
+    /// What is left of it behind one of its blocks, if anything.
+    pub(crate) fn behind(self, block: BlockId) -> Option<Stretch> {
+        let blocks = (self.last().0 - block.0) as usize;
+        (blocks > 0).then(|| Stretch { first: BlockId(block.0 + 1), blocks })
+    }
+
     /// The blocks in order.
     pub(crate) fn iter(self) -> impl Iterator<Item = BlockId> {
         self.ids().map(BlockId)
@@ -241,6 +247,7 @@ impl Blocks {
     }
 
     /// Gives the blocks of a stretch, all in use with one set, another one, not empty.
+    #[inline]
     pub(crate) fn change_set(&mut self, stretch: Stretch, set: SetId) {
         let from = stretch.first.slot();
         let to = from + stretch.blocks;
@@ -251,6 +258,7 @@ impl Blocks {
     }
 
     /// Writes known tokens, none or one count per block, over those of a stretch in use.
+    #[inline]
     pub(crate) fn put_tokens(&mut self, stretch: Stretch, tokens: &[u32]) {
         self.chunk_mut(stretch.first).put_tokens(stretch.first.slot(), stretch.blocks, tokens, false);
     }
@@ -267,12 +275,14 @@ impl Blocks {
     }
 
     /// The same for all but the first block of a stretch.
+    #[inline]
     pub(crate) fn join_within(&mut self, stretch: Stretch) {
         let slot = stretch.first.slot();
         self.chunk_mut(stretch.first).clear_starts(slot + 1, slot + stretch.blocks);
     }
 
     /// Frees a stretch in use and remembers its blocks as ghosts.
+    #[inline]
     pub(crate) fn free(&mut self, stretch: Stretch) {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
@@ -304,6 +314,7 @@ impl Blocks {
     }
 
     /// Takes a stretch of free slots without ghosts into use, hashes already written.
+    #[inline]
     pub(crate) fn take(&mut self, stretch: Stretch, set: SetId, tokens: &[u32]) {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
@@ -317,6 +328,7 @@ impl Blocks {
     }
 
     /// Writes the hashes of blocks that are about to be taken into use.
+    #[inline]
     pub(crate) fn write_hashes(&mut self, first: BlockId, hashes: &[[u8; 8]]) {
         let slot = first.slot();
         let chunk = self.chunk_mut(first);
@@ -341,19 +353,13 @@ impl Blocks {
         self.remembered -= 1;
     }
 
-    /// The ghosts of a stretch of free slots.
+    /// The ghosts of a stretch of free slots, ascending.
+    #[inline]
     pub(crate) fn ghosts_in(&self, stretch: Stretch) -> impl Iterator<Item = BlockId> {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = stretch.first.chunk();
         let ghosts = &self.chunk(stretch.first).ghosts;
-        let mut slot = from;
-        std::iter::from_fn(move || {
-            slot = bits::next(slot, to, |word| ghosts[word]);
-            (slot < to).then(|| {
-                slot += 1;
-                BlockId::new(chunk, slot - 1)
-            })
-        })
+        bits::ones(from, to, |word| ghosts[word]).map(move |slot| BlockId::new(chunk, slot))
     }
 
     /// Free slots right from `block` on, at most `most`.
@@ -429,13 +435,12 @@ impl Blocks {
         self.chunk(block).live == 0
     }
 
-    /// A chunk without blocks that is not being filled, and up to `most` of its ghosts.
-    pub(crate) fn idle_chunk(&self, most: usize) -> Option<(usize, Vec<BlockId>)> {
+    /// All slots of a chunk without blocks that is not being filled, if there is one.
+    pub(crate) fn idle_chunk(&self) -> Option<Stretch> {
         let is_idle = |chunk: &Option<Chunk>| chunk.as_ref().is_some_and(|chunk| chunk.live == 0);
         let number =
             (0..self.chunks.len()).find(|number| *number != self.open && is_idle(&self.chunks[*number]))?;
-        let all = Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS };
-        Some((number, self.ghosts_in(all).take(most).collect()))
+        Some(Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS })
     }
 
     /// Gives back the columns of a chunk without blocks and ghosts.

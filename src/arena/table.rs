@@ -72,19 +72,70 @@ impl Bucket {
         let difference = u128::from_le_bytes(bytes) ^ (TAG_ONES * u128::from(tag));
         !(((difference & LOW_BITS) + LOW_BITS) | difference | LOW_BITS)
     }
+
+    /// The block here that has this tag and hash.
+    #[inline]
+    fn find(&self, tag: u8, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let mut places = self.places(tag);
+        while places != 0 {
+            let block = BlockId(self.ids[first(places)]);
+            if blocks.hash(block) == hash {
+                return Some(block);
+            }
+            places &= places - 1;
+        }
+        None
+    }
+
+    /// Puts `block` into the first free place; says whether there was one.
+    #[inline]
+    fn put(&mut self, tag: u8, block: BlockId) -> bool {
+        let free = self.places(0);
+        if free != 0 {
+            self.ids[first(free)] = block.0;
+            self.tags[first(free)] = tag;
+        }
+        free != 0
+    }
+
+    /// Takes `block` out; says whether it was here.
+    #[inline]
+    fn take(&mut self, tag: u8, block: BlockId) -> bool {
+        let mut places = self.places(tag);
+        while places != 0 {
+            let place = first(places);
+            if self.ids[place] == block.0 {
+                self.tags[place] = 0;
+                return true;
+            }
+            places &= places - 1;
+        }
+        false
+    }
 }
 
 /// The first of some places.
 #[inline]
 fn first(places: u128) -> usize {
-    // The remainder only tells the compiler what holds anyway.
-    places.trailing_zeros() as usize / 8 % BUCKET_IDS
+    // The minimum only tells the compiler what holds anyway.
+    (places.trailing_zeros() as usize / 8).min(BUCKET_IDS - 1)
 }
 
 #[derive(Debug, Default)]
 struct Segment {
     buckets: Box<[Bucket]>,
     ids: usize,
+}
+
+/// What a hash's home bucket says of where its block is.
+#[derive(Debug, Clone, Copy)]
+enum Candidate {
+    /// In no bucket.
+    Absent,
+    /// Most likely this block: it is the first with the hash's tag.
+    Likely(BlockId),
+    /// In a later bucket, if anywhere.
+    Elsewhere,
 }
 
 /// The table. Invariant: it holds each id at most once, under its block's hash.
@@ -132,25 +183,23 @@ impl Table {
                 *mixed = self.mix.mix(u64::from_le_bytes(*hash));
                 fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
             }
-            for mixed in &mixed[..hashes.len()] {
-                if let Some(block) = self.segments[self.segment_of(*mixed)].candidate(*mixed) {
-                    fetched ^= blocks.hash(block) as u32;
+            // Bits of hashes without a tag in a bucket that none passed: they are nowhere.
+            let mut absent = 0u64;
+            for (place, mixed) in mixed[..hashes.len()].iter().enumerate() {
+                match self.segments[self.segment_of(*mixed)].candidate(*mixed) {
+                    Candidate::Absent => absent |= 1 << place,
+                    Candidate::Likely(block) => fetched ^= blocks.hash(block) as u32,
+                    Candidate::Elsewhere => {}
                 }
             }
             std::hint::black_box(fetched);
-            found.extend(hashes.iter().zip(&mixed).map(|(hash, mixed)| {
+            found.extend(hashes.iter().zip(&mixed).enumerate().map(|(place, (hash, mixed))| {
+                if absent >> place & 1 == 1 {
+                    return None;
+                }
                 self.segments[self.segment_of(*mixed)].find(*mixed, i64::from_le_bytes(*hash), blocks)
             }));
         }
-    }
-
-    /// Fetches the buckets of `hashes`, which are about to be taken out; see [`Table::find_all`].
-    pub(crate) fn fetch(&self, hashes: impl Iterator<Item = i64>) {
-        let fetched = hashes.fold(0, |fetched, hash| {
-            let mixed = self.mix.mix(hash as u64);
-            fetched ^ self.segments[self.segment_of(mixed)].passed(mixed)
-        });
-        std::hint::black_box(fetched);
     }
 
     /// Adds `block` under `hash`, whose column entry is already written.
@@ -170,18 +219,32 @@ impl Table {
         Ok(())
     }
 
-    /// Takes `block` out, which stands under `hash`.
-    pub(crate) fn remove(&mut self, hash: i64, block: BlockId, blocks: &Blocks) {
-        let mixed = self.mix.mix(hash as u64);
+    /// Takes some blocks out, each of which stands under its hash, at most [`TOGETHER`].
+    ///
+    /// All their buckets are fetched first; see [`Table::find_all`].
+    pub(crate) fn remove_all(&mut self, some: &[BlockId], blocks: &Blocks) {
+        let mut mixed = [0; TOGETHER];
+        let mut fetched = 0;
+        for (block, mixed) in some.iter().zip(&mut mixed) {
+            *mixed = self.mix.mix(blocks.hash(*block) as u64);
+            fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
+        }
+        std::hint::black_box(fetched);
+        for (block, mixed) in some.iter().zip(mixed) {
+            self.remove(mixed, *block, blocks);
+        }
+    }
+
+    fn remove(&mut self, mixed: u64, block: BlockId, blocks: &Blocks) {
         let number = self.segment_of(mixed);
         let segment = &mut self.segments[number];
         let removed = segment.take(mixed, block);
         debug_assert!(removed, "{block:?} stands in the table");
-        let places = segment.buckets.len() * BUCKET_IDS;
+        let buckets = segment.buckets.len();
         if segment.ids == 0 {
             *segment = Segment::default();
-        } else if segment.ids * 4 < places && segment.buckets.len() > 1 {
-            segment.resize(segment.buckets.len().div_ceil(2), self.mix, blocks);
+        } else if segment.ids * 4 < buckets * BUCKET_IDS && buckets > 1 {
+            segment.resize(buckets.div_ceil(2), self.mix, blocks);
         }
     }
 
@@ -240,27 +303,30 @@ impl Segment {
         ((u64::from((mixed >> 16) as u32) * self.buckets.len() as u64) >> 32) as usize
     }
 
+    /// The bucket after one, the first after the last.
+    #[inline]
+    fn after(&self, number: usize) -> usize {
+        if number + 1 == self.buckets.len() { 0 } else { number + 1 }
+    }
+
     #[inline]
     fn find(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let tag = tag_of(mixed);
-        let mut number = self.home(mixed);
-        for _ in 0..self.buckets.len() {
+        let bucket = self.buckets.get(self.home(mixed))?;
+        let found = bucket.find(tag_of(mixed), hash, blocks);
+        if found.is_some() || bucket.passed == 0 { found } else { self.find_further(mixed, hash, blocks) }
+    }
+
+    /// The block if its home bucket was full.
+    fn find_further(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let home = self.home(mixed);
+        let mut number = self.after(home);
+        while number != home {
             let bucket = &self.buckets[number];
-            let mut places = bucket.places(tag);
-            while places != 0 {
-                let block = BlockId(bucket.ids[first(places)]);
-                if blocks.hash(block) == hash {
-                    return Some(block);
-                }
-                places &= places - 1;
+            let found = bucket.find(tag_of(mixed), hash, blocks);
+            if found.is_some() || bucket.passed == 0 {
+                return found;
             }
-            if bucket.passed == 0 {
-                return None;
-            }
-            number += 1;
-            if number == self.buckets.len() {
-                number = 0;
-            }
+            number = self.after(number);
         }
         None
     }
@@ -271,59 +337,45 @@ impl Segment {
         self.buckets.get(self.home(mixed)).map_or(0, |bucket| bucket.passed)
     }
 
-    /// The first block of the home bucket with the tag, most likely the one.
+    /// What the home bucket says of a hash without a look at its blocks.
     #[inline]
-    fn candidate(&self, mixed: u64) -> Option<BlockId> {
-        let bucket = self.buckets.get(self.home(mixed))?;
-        let places = bucket.places(tag_of(mixed));
-        (places != 0).then(|| BlockId(bucket.ids[first(places)]))
+    fn candidate(&self, mixed: u64) -> Candidate {
+        let Some(bucket) = self.buckets.get(self.home(mixed)) else { return Candidate::Absent };
+        match bucket.places(tag_of(mixed)) {
+            0 if bucket.passed == 0 => Candidate::Absent,
+            0 => Candidate::Elsewhere,
+            places => Candidate::Likely(BlockId(bucket.ids[first(places)])),
+        }
     }
 
     /// Adds `block`; there is room.
+    #[inline]
     fn add(&mut self, mixed: u64, block: BlockId) {
         let mut number = self.home(mixed);
-        loop {
-            let bucket = &mut self.buckets[number];
-            let free = bucket.places(0);
-            if free != 0 {
-                let place = first(free);
-                bucket.ids[place] = block.0;
-                bucket.tags[place] = tag_of(mixed);
-                self.ids += 1;
-                return;
-            }
-            bucket.passed += 1;
-            number += 1;
-            if number == self.buckets.len() {
-                number = 0;
-            }
+        while !self.buckets[number].put(tag_of(mixed), block) {
+            self.buckets[number].passed += 1;
+            number = self.after(number);
         }
+        self.ids += 1;
     }
 
     fn take(&mut self, mixed: u64, block: BlockId) -> bool {
-        let tag = tag_of(mixed);
         let home = self.home(mixed);
         let mut number = home;
-        for _ in 0..self.buckets.len() {
-            let bucket = &mut self.buckets[number];
-            for place in 0..BUCKET_IDS {
-                if bucket.tags[place] == tag && bucket.ids[place] == block.0 {
-                    bucket.tags[place] = 0;
-                    self.ids -= 1;
-                    let mut passed = home;
-                    while passed != number {
-                        self.buckets[passed].passed -= 1;
-                        passed = (passed + 1) % self.buckets.len();
-                    }
-                    return true;
-                }
-            }
-            if bucket.passed == 0 {
+        while !self.buckets[number].take(tag_of(mixed), block) {
+            let next = self.after(number);
+            if self.buckets[number].passed == 0 || next == home {
                 return false;
             }
-            number = (number + 1) % self.buckets.len();
+            number = next;
         }
-        false
+        self.ids -= 1;
+        let mut passed = home;
+        while passed != number {
+            self.buckets[passed].passed -= 1;
+            passed = self.after(passed);
+        }
+        true
     }
 
     fn resize(&mut self, buckets: usize, mix: Mix, blocks: &Blocks) {
