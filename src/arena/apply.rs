@@ -109,6 +109,7 @@ impl Noted {
     }
 
     /// All of several stretches, which do not overlap.
+    #[inline(never)]
     fn gather(&mut self) -> RoaringBitmap {
         self.stretches.sort_unstable_by_key(|stretch| stretch.first.0);
         let mut gathered = RoaringBitmap::new();
@@ -221,6 +222,10 @@ impl Arena {
         (self.maintenance_due(), released)
     }
 
+    fn find(&self, hash: [u8; 8]) -> Option<BlockId> {
+        self.table.find(i64::from_le_bytes(hash), &self.blocks)
+    }
+
     /// The block of the hash at a position: in `guess` if it stands there, else wherever the table says.
     ///
     /// `apart` says that the blocks before lay apart; then the next hashes are looked
@@ -234,19 +239,19 @@ impl Arena {
         apart: bool,
         ahead: &mut Ahead,
     ) -> Option<BlockId> {
-        let hash = i64::from_le_bytes(hashes[at]);
-        match guess.filter(|guess| self.stands(*guess, hash)) {
+        match guess.filter(|guess| self.stands(*guess, hashes[at])) {
             None if apart => self.locate_apart(hashes, at, ahead),
-            None => self.table.find(hash, &self.blocks),
+            None => self.find(hashes[at]),
             found => found,
         }
     }
 
     /// Whether the block with this hash stands in a slot.
-    fn stands(&self, block: BlockId, hash: i64) -> bool {
-        self.blocks.hash(block) == hash && self.blocks.is_known(block)
+    fn stands(&self, block: BlockId, hash: [u8; 8]) -> bool {
+        self.blocks.hash(block) == i64::from_le_bytes(hash) && self.blocks.is_known(block)
     }
 
+    #[inline(never)]
     fn locate_apart(&self, hashes: &[[u8; 8]], at: usize, ahead: &mut Ahead) -> Option<BlockId> {
         if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
             let next = &hashes[at..hashes.len().min(at + TOGETHER)];
@@ -256,9 +261,8 @@ impl Arena {
             // What stands beside the hashes is wanted next; this fetches it together.
             std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
         }
-        let hash = i64::from_le_bytes(hashes[at]);
-        match ahead.found[at - ahead.from].filter(|block| self.stands(*block, hash)) {
-            None => self.table.find(hash, &self.blocks),
+        match ahead.found[at - ahead.from].filter(|block| self.stands(*block, hashes[at])) {
+            None => self.find(hashes[at]),
             found => found,
         }
     }
@@ -266,11 +270,9 @@ impl Arena {
     fn report(&mut self, report: Report<'_>) {
         let mut progress = Progress::default();
         let mut at = 0;
-        let mut previous: Option<Stretch> = None;
-        while at < report.hashes.len() {
-            let next = previous.and_then(|stretch| self.blocks.next(stretch.last()));
-            let apart = previous.is_some_and(|stretch| stretch.blocks == 1);
-            let found = self.locate(report.hashes, at, next, apart, &mut progress.ahead);
+        let mut next = None;
+        let mut found = self.find(report.hashes[0]);
+        loop {
             let stretch = match found {
                 Some(block) if self.blocks.set(block) != SetId::EMPTY => {
                     self.report_held(&report, at, block, &mut progress)
@@ -288,7 +290,11 @@ impl Arena {
                 self.blocks.join(stretch.first);
             }
             at += stretch.blocks;
-            previous = Some(stretch);
+            if at == report.hashes.len() {
+                break;
+            }
+            next = self.blocks.next(stretch.last());
+            found = self.locate(report.hashes, at, next, stretch.blocks == 1, &mut progress.ahead);
         }
         let Report { worker, tier, generation, .. } = report;
         progress.noted.put_into(&mut self.workers.holding_mut(worker, tier, generation).blocks);
@@ -303,8 +309,13 @@ impl Arena {
         block: BlockId,
         progress: &mut Progress,
     ) -> Stretch {
-        let alike = report.alike(at, self.blocks.same_set(block, report.hashes.len() - at));
-        let blocks = common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..]);
+        let blocks = match report.hashes.len() - at {
+            1 => 1,
+            left => {
+                let alike = report.alike(at, self.blocks.same_set(block, left));
+                common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..])
+            }
+        };
         let stretch = Stretch { first: block, blocks };
         let old = self.blocks.set(block);
         if !self.cleared.is_empty() && !self.is_held(old) {
@@ -322,6 +333,7 @@ impl Arena {
     }
 
     /// Brings a stretch of ghosts back, unless it is a splinter.
+    #[inline(never)]
     fn revive(
         &mut self,
         report: &Report<'_>,
@@ -344,6 +356,7 @@ impl Arena {
     }
 
     /// Stores the new blocks from `at` on, in `next` if it is free.
+    #[inline(never)]
     fn store(
         &mut self,
         report: &Report<'_>,
@@ -395,38 +408,45 @@ impl Arena {
         let mut noted = Noted::default();
         let mut ahead = Ahead::default();
         let mut at = 0;
-        let mut previous: Option<BlockId> = None;
-        let mut apart = false;
-        while at < hashes.len() {
-            let next = previous.and_then(|block| self.blocks.next(block));
-            let before = previous.and_then(|block| self.blocks.before(block));
+        let mut found = self.find(hashes[0]);
+        loop {
+            let held = found.filter(|block| self.blocks.set(*block) != SetId::EMPTY);
+            let (blocks, last) = match held {
+                None => (1, None),
+                Some(block) => {
+                    let (stretch, last) = self.stretch_of(block, &hashes[at..]);
+                    noted.change(stretch, self.withdraw(holder, stretch), None);
+                    (stretch.blocks, Some(last))
+                }
+            };
+            at += blocks;
+            if at == hashes.len() {
+                break;
+            }
+            let next = last.and_then(|block| self.blocks.next(block));
+            let before = last.and_then(|block| self.blocks.before(block));
             let guess = next.filter(|next| self.blocks.hash(*next).to_le_bytes() == hashes[at]).or(before);
-            let found = self
-                .locate(hashes, at, guess, apart, &mut ahead)
-                .filter(|block| self.blocks.set(*block) != SetId::EMPTY);
-            let Some(block) = found else {
-                at += 1;
-                previous = None;
-                apart = true;
-                continue;
-            };
-            let same = self.blocks.same_set(block, hashes.len() - at);
-            let ascending = common(&self.blocks.hashes_from(block)[..same], &hashes[at..]);
-            let descending = self.blocks.descending(block, &hashes[at..]);
-            let (stretch, last) = if ascending >= descending {
-                let stretch = Stretch { first: block, blocks: ascending };
-                (stretch, stretch.last())
-            } else {
-                let first = BlockId(block.0 + 1 - descending as u32);
-                (Stretch { first, blocks: descending }, first)
-            };
-            noted.change(stretch, self.withdraw(holder, stretch), None);
-            at += stretch.blocks;
-            previous = Some(last);
-            apart = stretch.blocks == 1;
+            found = self.locate(hashes, at, guess, blocks == 1, &mut ahead);
         }
         noted.take_from(&mut self.workers.holding_mut(worker, tier, generation).blocks);
         self.workers.count_masked(worker, tier, generation, noted.masked);
+    }
+
+    /// The stretch with the set of `block` that has the first of `hashes`, up or down, and its last block in their order.
+    fn stretch_of(&self, block: BlockId, hashes: &[[u8; 8]]) -> (Stretch, BlockId) {
+        if hashes.len() == 1 {
+            return (Stretch { first: block, blocks: 1 }, block);
+        }
+        let same = self.blocks.same_set(block, hashes.len());
+        let ascending = common(&self.blocks.hashes_from(block)[..same], hashes);
+        let descending = self.blocks.descending(block, hashes);
+        if ascending >= descending {
+            let stretch = Stretch { first: block, blocks: ascending };
+            (stretch, stretch.last())
+        } else {
+            let first = BlockId(block.0 + 1 - descending as u32);
+            (Stretch { first, blocks: descending }, first)
+        }
     }
 
     /// Takes a worker's placement from a stretch that shares a set; gives its mask, if there was one.
@@ -450,6 +470,7 @@ impl Arena {
     /// If the generation to turn to still waits for clean-up, the smaller of
     /// both is cleaned up here. Applies clean up more than they report, so that
     /// one is small whatever the order of reports and clears.
+    #[inline(never)]
     fn clear_tier(&mut self, worker: WorkerId, tier: Tier) {
         let held = self.workers.get(worker).holding(tier).blocks.len();
         let waiting = self.workers.get(worker).cleared(tier).blocks.len();
@@ -467,6 +488,7 @@ impl Arena {
     }
 
     /// Cleans up at most `most` placements of cleared generations.
+    #[inline(never)]
     fn clean(&mut self, mut most: usize) {
         while let Some((worker, tier)) = self.cleared.front().copied() {
             if most == 0 {

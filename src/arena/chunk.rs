@@ -83,6 +83,7 @@ impl Chunk {
     }
 
     /// The same where not all of the chunk's blocks have one count that stays.
+    #[inline(never)]
     fn write_tokens(&mut self, slot: usize, blocks: usize, tokens: &[u32], new: bool) {
         let written = |tokens: u32| new || tokens != 0;
         if let Tokens::Same(same) = self.tokens {

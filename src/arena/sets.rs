@@ -228,6 +228,7 @@ impl Sets {
     }
 
     /// The same where the last change was another one, or takes the last blocks from a set.
+    #[inline(never)]
     fn change_anew(&mut self, from: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> Changed {
         let old = self.mask_of(from, holder);
         if old == mask {

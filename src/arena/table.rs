@@ -317,6 +317,7 @@ impl Segment {
     }
 
     /// The block if its home bucket was full.
+    #[inline(never)]
     fn find_further(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
         let home = self.home(mixed);
         let mut number = self.after(home);
@@ -378,6 +379,7 @@ impl Segment {
         true
     }
 
+    #[inline(never)]
     fn resize(&mut self, buckets: usize, mix: Mix, blocks: &Blocks) {
         let old = std::mem::replace(&mut self.buckets, vec![EMPTY_BUCKET; buckets].into_boxed_slice());
         // First every hash is fetched, then every id placed: the fetches miss the
