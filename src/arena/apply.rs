@@ -21,7 +21,7 @@ use super::Arena;
 use roaring::RoaringBitmap;
 use smallvec::SmallVec;
 
-use super::blocks::{Released, Stretch};
+use super::blocks::{CHUNK_SLOTS, Released, Stretch};
 use super::ids::{BlockId, SetId, Tier, WorkerId};
 use super::mutation::{Action, Batch, BatchError};
 use super::sets::Holder;
@@ -49,6 +49,11 @@ const CLEANED_PER_HASH: usize = 4;
 /// one: about a tenth of a millisecond each.
 const CLEANED_PER_STEP: usize = 4_096;
 const FORGOTTEN_PER_STEP: usize = 2_048;
+
+/// The table is swept for ghosts of idle chunks if that looks at fewer blocks for each than this;
+/// else each is looked up. One step looks at so many blocks: about a tenth of a millisecond.
+const SWEPT_PER_GHOST: usize = 8;
+const SWEPT_PER_STEP: usize = 16_384;
 
 /// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
 const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
@@ -205,21 +210,39 @@ impl Arena {
 
     /// One bounded step of clean-up. Says whether there is more, and gives what is to be dropped.
     pub(super) fn maintain(&mut self) -> (bool, Option<Released>) {
-        let mut released = None;
-        if !self.cleared.is_empty() {
+        let released = if !self.cleared.is_empty() {
             self.clean(CLEANED_PER_STEP);
+            None
         } else if self.blocks.live() == 0 {
             self.table.reset();
-            released = Some(self.blocks.release_all());
+            self.swept = 0;
             self.chunks_may_be_idle = false;
-        } else if let Some(chunk) = self.blocks.idle_chunk() {
-            if self.forget_ghosts(chunk, FORGOTTEN_PER_STEP) < FORGOTTEN_PER_STEP {
-                released = Some(self.blocks.release(chunk.first.chunk()));
-            }
+            Some(self.blocks.release_all())
         } else {
-            self.chunks_may_be_idle = false;
-        }
+            self.maintain_idle()
+        };
         (self.maintenance_due(), released)
+    }
+
+    /// One step towards giving back chunks without blocks: their ghosts have to leave the table first.
+    fn maintain_idle(&mut self) -> Option<Released> {
+        let Some((chunk, ghosts)) = self.blocks.idle_chunks().min_by_key(|(_, ghosts)| *ghosts) else {
+            self.chunks_may_be_idle = false;
+            return None;
+        };
+        if ghosts == 0 {
+            return Some(self.blocks.release(chunk.first.chunk()));
+        }
+        let all: usize = self.blocks.idle_chunks().map(|(_, ghosts)| ghosts).sum();
+        let known = self.blocks.live() + self.blocks.remembered();
+        if self.swept > 0 || all * SWEPT_PER_GHOST > known {
+            let mut idle = vec![false; self.blocks.slots() / CHUNK_SLOTS];
+            self.blocks.idle_chunks().for_each(|(chunk, _)| idle[chunk.first.chunk()] = true);
+            self.swept = self.table.sweep(self.swept, SWEPT_PER_STEP, &idle, &mut self.blocks).unwrap_or(0);
+        } else {
+            self.forget_ghosts(chunk, FORGOTTEN_PER_STEP);
+        }
+        None
     }
 
     fn find(&self, hash: [u8; 8]) -> Option<BlockId> {
@@ -385,7 +408,9 @@ impl Arena {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
             _ => self.blocks.find_free(new),
         };
-        self.forget_ghosts(stretch, stretch.blocks);
+        if self.blocks.has_ghosts(stretch) {
+            self.forget_ghosts(stretch, stretch.blocks);
+        }
         let hashes = &hashes[..stretch.blocks];
         self.blocks.write_hashes(stretch.first, hashes);
         for (block, hash) in stretch.iter().zip(hashes) {
@@ -570,11 +595,12 @@ impl Arena {
         forgotten
     }
 
-    /// Takes some ghosts out of the table, at most [`TOGETHER`].
+    /// Takes ghosts out of the table, at most [`TOGETHER`]: all of some free slots, ascending.
     fn forget(&mut self, ghosts: &[BlockId]) {
-        self.table.remove_all(ghosts, &self.blocks);
-        for ghost in ghosts {
-            self.blocks.forget(*ghost);
+        if let [first, ..] = *ghosts {
+            self.table.remove_all(ghosts, &self.blocks);
+            let last = ghosts[ghosts.len() - 1];
+            self.blocks.forget_all(Stretch { first, blocks: (last.0 - first.0) as usize + 1 }, ghosts.len());
         }
     }
 }

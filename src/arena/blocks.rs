@@ -345,12 +345,28 @@ impl Blocks {
     }
 
     /// Forgets a ghost that has been taken out of the table.
+    #[inline]
     pub(crate) fn forget(&mut self, block: BlockId) {
         let slot = block.slot();
         let chunk = self.chunk_mut(block);
         bits::put(&mut chunk.ghosts[slot / 64], slot, false);
         chunk.remembered -= 1;
         self.remembered -= 1;
+    }
+
+    /// Forgets all ghosts of a stretch of free slots, `ghosts` in number.
+    pub(crate) fn forget_all(&mut self, stretch: Stretch, ghosts: usize) {
+        let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
+        let chunk = self.chunk_mut(stretch.first);
+        bits::put_range(&mut chunk.ghosts, from, to, false);
+        chunk.remembered -= ghosts;
+        self.remembered -= ghosts;
+    }
+
+    /// Whether a stretch of free slots has ghosts.
+    #[inline]
+    pub(crate) fn has_ghosts(&self, stretch: Stretch) -> bool {
+        self.ghosts_in(stretch).next().is_some()
     }
 
     /// The ghosts of a stretch of free slots, ascending.
@@ -435,12 +451,13 @@ impl Blocks {
         self.chunk(block).live == 0
     }
 
-    /// All slots of a chunk without blocks that is not being filled, if there is one.
-    pub(crate) fn idle_chunk(&self) -> Option<Stretch> {
-        let is_idle = |chunk: &Option<Chunk>| chunk.as_ref().is_some_and(|chunk| chunk.live == 0);
-        let number =
-            (0..self.chunks.len()).find(|number| *number != self.open && is_idle(&self.chunks[*number]))?;
-        Some(Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS })
+    /// All slots and the number of ghosts of each chunk without blocks that is not being filled.
+    pub(crate) fn idle_chunks(&self) -> impl Iterator<Item = (Stretch, usize)> {
+        self.chunks.iter().enumerate().filter_map(|(number, chunk)| {
+            let all = Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS };
+            let idle = chunk.as_ref().filter(|chunk| chunk.live == 0 && number != self.open)?;
+            Some((all, idle.remembered))
+        })
     }
 
     /// Gives back the columns of a chunk without blocks and ghosts.

@@ -16,7 +16,8 @@
 //! Invariants, between two changes. The audit names the one that fails:
 //!
 //! - I1. Every slot in use and every ghost stands in the table once, under its
-//!   hash; nothing else stands there; no two slots of the table share a hash.
+//!   hash, and is counted where it passed; nothing else stands there; no two slots
+//!   of the table share a hash.
 //! - I2. A slot's set is the empty one exactly if the slot is free.
 //! - I3. Edge bits stand exactly where neighbouring slots have different sets.
 //! - I4. Sets are orderly and distinct, and count the blocks that have them.
@@ -116,6 +117,8 @@ struct Arena {
     cleared: VecDeque<(WorkerId, Tier)>,
     /// Whether a chunk may have lost its last block since the last look.
     chunks_may_be_idle: bool,
+    /// The segment from which a sweep of the table for idle chunks' ghosts goes on; 0 if none is under way.
+    swept: usize,
 }
 
 impl Arena {
@@ -133,6 +136,7 @@ impl Arena {
             hits: Mutex::default(),
             cleared: VecDeque::new(),
             chunks_may_be_idle: false,
+            swept: 0,
         }
     }
 }
