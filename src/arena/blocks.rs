@@ -18,10 +18,10 @@
 //! comes back to its old place beside its old neighbours, so that layouts do not
 //! decay; and a removal never touches the table.
 //!
-//! Slots are given away by sweeping an open chunk for free ranges. A new chunk
-//! is opened when no chunk has an eighth of its slots free, which bounds what
-//! fragmentation can cost in bytes per block. Ranges shorter than the stretch
-//! are passed over for a while if a longer one may follow.
+//! Slots are given away by sweeping an open chunk for free ranges, and again as
+//! long as it is the emptiest. A new chunk is opened when none has an eighth of its
+//! slots free, which bounds what fragmentation can cost in bytes per block. Ranges
+//! shorter than the stretch are passed over for a while if a longer one may follow.
 
 use std::ops::RangeInclusive;
 
@@ -430,7 +430,7 @@ impl Blocks {
         let live = |chunk: &Option<Chunk>| chunk.as_ref().map(|chunk| chunk.live);
         let emptiest = (0..self.chunks.len())
             .filter_map(|number| live(&self.chunks[number]).map(|live| (live, number)))
-            .filter(|(live, number)| *live <= enough && *number != self.open && !self.scattered)
+            .filter(|(live, _)| *live <= enough && !self.scattered)
             .min();
         self.swept = 0;
         self.open = match emptiest {
