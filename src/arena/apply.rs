@@ -392,14 +392,12 @@ impl Arena {
             let hashes = &report.hashes[at + 1..at + report.alike(at, NEW_BLOCKS_AHEAD)];
             progress.unknown_until = at + 1;
             for hashes in hashes.chunks(TOGETHER) {
-                self.table.find_all(hashes, &self.blocks, &mut progress.ahead.found);
-                let unknown = progress.ahead.found.iter().take_while(|found| found.is_none()).count();
+                let unknown = self.table.unknown(hashes, &self.blocks);
                 progress.unknown_until += unknown;
                 if unknown < hashes.len() {
                     break;
                 }
             }
-            progress.ahead.found.clear();
         }
         let hashes = &report.hashes[at..progress.unknown_until];
         let new = hashes.len();

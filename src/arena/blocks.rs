@@ -333,7 +333,7 @@ impl Blocks {
         let slot = first.slot();
         let chunk = self.chunk_mut(first);
         chunk.hashes[slot..slot + hashes.len()].copy_from_slice(hashes);
-        chunk.clear_starts(slot, slot + hashes.len());
+        chunk.clear_starts(slot + 1, slot + hashes.len());
         bits::put(&mut chunk.marks[slot / 64].start, slot, true);
     }
 

@@ -171,46 +171,61 @@ impl Table {
     /// The block with this hash, also if it is free and only remembered.
     #[inline]
     pub(crate) fn find(&self, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let mixed = self.mix.mix(hash as u64);
-        self.segments[self.segment_of(mixed)].find(mixed, hash, blocks)
+        self.find_mixed(self.mix.mix(hash as u64), hash.to_le_bytes(), blocks)
     }
 
-    /// Looks `hashes` up together, into `found`.
-    ///
-    /// In a large table each look-up misses the cache twice, for its bucket and for
-    /// its block's hash. Only loads without a branch between them overlap, so all
-    /// buckets are fetched first, then all hashes that a tag points to.
+    #[inline]
+    fn find_mixed(&self, mixed: u64, hash: [u8; 8], blocks: &Blocks) -> Option<BlockId> {
+        self.segments[self.segment_of(mixed)].find(mixed, i64::from_le_bytes(hash), blocks)
+    }
+
+    /// Looks `hashes` up together, at most [`TOGETHER`], into `found`; see [`Table::fetch`].
     pub(crate) fn find_all(
         &self,
         hashes: &[[u8; 8]],
         blocks: &Blocks,
         found: &mut SmallVec<[Option<BlockId>; TOGETHER]>,
     ) {
+        let (mixed, absent) = self.fetch(hashes, blocks);
         found.clear();
-        for hashes in hashes.chunks(TOGETHER) {
-            let mut mixed = [0; TOGETHER];
-            let mut fetched = 0;
-            for (hash, mixed) in hashes.iter().zip(&mut mixed) {
-                *mixed = self.mix.mix(u64::from_le_bytes(*hash));
-                fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
-            }
-            // Bits of hashes without a tag in a bucket that none passed: they are nowhere.
-            let mut absent = 0u64;
-            for (place, mixed) in mixed[..hashes.len()].iter().enumerate() {
-                match self.segments[self.segment_of(*mixed)].candidate(*mixed) {
-                    Candidate::Absent => absent |= 1 << place,
-                    Candidate::Likely(block) => fetched ^= blocks.hash(block) as u32,
-                    Candidate::Elsewhere => {}
-                }
-            }
-            std::hint::black_box(fetched);
-            found.extend(hashes.iter().zip(&mixed).enumerate().map(|(place, (hash, mixed))| {
-                if absent >> place & 1 == 1 {
-                    return None;
-                }
-                self.segments[self.segment_of(*mixed)].find(*mixed, i64::from_le_bytes(*hash), blocks)
-            }));
+        found.extend(hashes.iter().zip(mixed).enumerate().map(|(place, (hash, mixed))| {
+            let may_be_there = absent >> place & 1 == 0;
+            may_be_there.then(|| self.find_mixed(mixed, *hash, blocks)).flatten()
+        }));
+    }
+
+    /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::fetch`].
+    pub(crate) fn unknown(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> usize {
+        let (mixed, absent) = self.fetch(hashes, blocks);
+        (0..hashes.len())
+            .find(|place| {
+                absent >> place & 1 == 0 && self.find_mixed(mixed[*place], hashes[*place], blocks).is_some()
+            })
+            .unwrap_or(hashes.len())
+    }
+
+    /// Mixes hashes and fetches what look-ups of them will read; a bit says that one stands nowhere.
+    ///
+    /// In a large table each look-up misses the cache twice, for its bucket and for
+    /// its block's hash. Only loads without a branch between them overlap, so all
+    /// buckets are fetched first, then all hashes that a tag points to.
+    fn fetch(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> ([u64; TOGETHER], u64) {
+        let mut mixed = [0; TOGETHER];
+        let mut fetched = 0;
+        for (hash, mixed) in hashes.iter().zip(&mut mixed) {
+            *mixed = self.mix.mix(u64::from_le_bytes(*hash));
+            fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
         }
+        let mut absent = 0;
+        for (place, (mixed, _)) in mixed.iter().zip(hashes).enumerate() {
+            match self.segments[self.segment_of(*mixed)].candidate(*mixed) {
+                Candidate::Absent => absent |= 1 << place,
+                Candidate::Likely(block) => fetched ^= blocks.hash(block) as u32,
+                Candidate::Elsewhere => {}
+            }
+        }
+        std::hint::black_box(fetched);
+        (mixed, absent)
     }
 
     /// Adds `block` under `hash`, whose column entry is already written.
@@ -232,7 +247,7 @@ impl Table {
 
     /// Takes some blocks out, each of which stands under its hash, at most [`TOGETHER`].
     ///
-    /// All their buckets are fetched first; see [`Table::find_all`].
+    /// All their buckets are fetched first; see [`Table::fetch`].
     pub(crate) fn remove_all(&mut self, some: &[BlockId], blocks: &Blocks) {
         let mut mixed = [0; TOGETHER];
         let mut fetched = 0;
