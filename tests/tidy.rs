@@ -75,7 +75,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         path: "src/arena",
         modules: &["arena"],
-        crates: &["foldhash", "nohash_hasher", "parking_lot", "roaring", "slab", "smallvec", "std"],
+        crates: &["foldhash", "nohash_hasher", "parking_lot", "roaring", "slab", "smallvec", "std", "wide"],
     },
     Layer { path: "src/scan", modules: &["arena", "scan"], crates: &["nohash_hasher", "roaring", "std"] },
     Layer {

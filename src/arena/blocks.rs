@@ -13,6 +13,12 @@
 //! | `edges` | the slot's set differs from its left neighbour's |
 //! | `starts` | a stretch was stored from here on; hint of a break in a chain |
 //!
+//! A chain that is stored turn by turn, with other chains' turns in between, lies in
+//! several stretches. For every 16 slots a *link* remembers where a scan went on that
+//! came to the end of a stretch there, so that the next one need not ask the table. Links
+//! are set by scans, which own nothing, so they are atomic; and they are hints: what
+//! stands at a link's end is checked by its hash like any other guess.
+//!
 //! A freed slot remembers its block as a *ghost* until the slot is given away.
 //! A block that is evicted and stored again, which engines do all the time,
 //! comes back to its old place beside its old neighbours, so that layouts do not
@@ -28,6 +34,7 @@ use std::ops::RangeInclusive;
 use super::bits::{self, WORDS};
 use super::chunk::{Chunk, Tokens};
 use super::ids::{BlockId, SetId};
+use super::lane::Lane;
 
 /// Slots of a chunk: one container of a roaring bitmap.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
@@ -165,11 +172,20 @@ impl Blocks {
         chunk.marks[slot / 64].edge ^ u64::from(chunk.sets[slot].0)
     }
 
-    /// The sets of a stretch's slots.
+    /// The lane of at most `most` slots from `block` on, unless its slot is free.
     #[inline]
-    pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
-        let slot = stretch.first.slot();
-        &self.chunk(stretch.first).sets[slot..slot + stretch.blocks]
+    pub(crate) fn lane(&self, block: BlockId, most: usize) -> Option<Lane<'_>> {
+        Lane::new(self.chunk(block), block.chunk(), block.slot(), most)
+    }
+
+    /// The same if the block has this hash; it may be of a chunk that is gone.
+    #[inline]
+    pub(crate) fn lane_of(&self, block: BlockId, hash: [u8; 8], most: usize) -> Option<Lane<'_>> {
+        let chunk = self.chunks.get(block.chunk())?.as_ref()?;
+        if chunk.hashes[block.slot()] != hash {
+            return None;
+        }
+        Lane::new(chunk, block.chunk(), block.slot(), most)
     }
 
     /// The block's length in tokens, 0 if unknown.
@@ -180,44 +196,11 @@ impl Blocks {
         }
     }
 
-    /// Sum of the tokens of a stretch.
-    pub(crate) fn tokens_of(&self, stretch: Stretch) -> u64 {
-        let slot = stretch.first.slot();
-        match &self.chunk(stretch.first).tokens {
-            Tokens::Same(same) => u64::from(*same) * stretch.blocks as u64,
-            Tokens::Each(each) => {
-                each[slot..slot + stretch.blocks].iter().map(|tokens| u64::from(*tokens)).sum()
-            }
-        }
-    }
-
     /// Blocks from `block` on that share its set, in this chunk and at most `most`.
     #[inline]
     pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
         let (slot, marks) = (block.slot(), &self.chunk(block).marks);
         bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| marks[word].edge) - slot
-    }
-
-    /// Where in a stretch the set changes, as places after its first block, ascending.
-    #[inline]
-    pub(crate) fn edges(&self, stretch: Stretch) -> impl Iterator<Item = usize> {
-        let (slot, marks) = (stretch.first.slot(), &self.chunk(stretch.first).marks);
-        bits::ones(slot + 1, slot + stretch.blocks, |word| marks[word].edge).map(move |edge| edge - slot)
-    }
-
-    /// Slots from `block` on up to the next start of a stretch, in this chunk and at most `most`.
-    #[inline]
-    pub(crate) fn stretch(&self, block: BlockId, most: usize) -> Stretch {
-        let (slot, marks) = (block.slot(), &self.chunk(block).marks);
-        let end = bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| marks[word].start);
-        Stretch { first: block, blocks: end - slot }
-    }
-
-    /// The slot after a stretch, if the chunk has one.
-    #[inline]
-    pub(crate) fn after(&self, stretch: Stretch) -> Option<BlockId> {
-        let slot = stretch.first.slot() + stretch.blocks;
-        (slot < CHUNK_SLOTS).then(|| BlockId::new(stretch.first.chunk(), slot))
     }
 
     /// The slot after a block, if the chunk has one.
@@ -335,6 +318,8 @@ impl Blocks {
         chunk.hashes[slot..slot + hashes.len()].copy_from_slice(hashes);
         chunk.clear_starts(slot + 1, slot + hashes.len());
         bits::put(&mut chunk.marks[slot / 64].start, slot, true);
+        let last = slot + hashes.len() - 1;
+        chunk.marks[last / 64].clear_link(last);
     }
 
     /// Ghosts from `block` on without a gap, at most `most`.

@@ -3,15 +3,41 @@
 //! What the columns are for is told in [`super::blocks`]; this file holds what
 //! must be true within one chunk. It must not know of other chunks or the table.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::bits::{self, Bits, WORDS};
 use super::blocks::CHUNK_SLOTS;
 use super::ids::{BlockId, SetId};
 
+/// Links of 64 slots: one for every 16.
+const LINKS: usize = 4;
+
 /// What a reader wants to know of 64 slots.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
+#[repr(align(32))]
 pub(super) struct Marks {
     pub(super) edge: u64,
     pub(super) start: u64,
+    links: [AtomicU32; LINKS],
+}
+
+const _: () = assert!(size_of::<Marks>() == 32, "the marks of a slot are in one cache line");
+
+impl Marks {
+    /// Where a chain went on that left its lane at `slot`, one of these; it may be anywhere by now.
+    #[inline]
+    pub(super) fn link(&self, slot: usize) -> Option<BlockId> {
+        self.links[slot % 64 / 16].load(Relaxed).checked_sub(1).map(BlockId)
+    }
+
+    pub(super) fn put_link(&self, slot: usize, block: BlockId) {
+        self.links[slot % 64 / 16].store(block.0 + 1, Relaxed);
+    }
+
+    pub(super) fn clear_link(&mut self, slot: usize) {
+        *self.links[slot % 64 / 16].get_mut() = 0;
+    }
 }
 
 /// The token counts of a chunk's blocks.
@@ -45,13 +71,18 @@ fn column<T: Copy, const N: usize>(value: T) -> Box<[T; N]> {
     vec![value; N].into_boxed_slice().try_into().unwrap_or_else(|_| unreachable!("the length is N"))
 }
 
+fn marks() -> Box<[Marks; WORDS]> {
+    let marks: Box<[Marks]> = (0..WORDS).map(|_| Marks::default()).collect();
+    marks.try_into().unwrap_or_else(|_| unreachable!("the length is WORDS"))
+}
+
 impl Chunk {
     pub(super) fn new() -> Self {
         Chunk {
             hashes: column([0; 8]),
             sets: column(SetId::EMPTY),
             tokens: Tokens::Same(0),
-            marks: column(Marks::default()),
+            marks: marks(),
             used: column(0),
             ghosts: column(0),
             live: 0,
@@ -64,7 +95,9 @@ impl Chunk {
             Tokens::Same(_) => 0,
             Tokens::Each(_) => CHUNK_SLOTS * size_of::<u32>(),
         };
-        CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>()) + 4 * WORDS * 8 + tokens
+        CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>())
+            + WORDS * (size_of::<Marks>() + 2 * 8)
+            + tokens
     }
 
     /// Writes the tokens of `blocks` blocks from `slot` on, which are in use.

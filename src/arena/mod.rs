@@ -6,6 +6,7 @@
 //! | part | what it is |
 //! |---|---|
 //! | `blocks`, `chunk` | chunked columns of hash, placement set and tokens by slot |
+//! | `lane` | the columns as a scan walks them |
 //! | `table` | hash to slot, in segments that grow one at a time |
 //! | `sets` | interned placement sets; blocks with equal holders share one |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
@@ -35,6 +36,7 @@ mod blocks;
 mod chunk;
 mod hashes;
 mod ids;
+mod lane;
 mod mix;
 mod mutation;
 mod sets;
@@ -55,8 +57,8 @@ pub use shared::{Index, Outcome, ReadGuard};
 pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 
-pub(crate) use blocks::Stretch;
 pub(crate) use ids::{BlockId, SetId};
+pub(crate) use lane::Lane;
 pub(crate) use sets::Entry;
 pub(crate) use workers::FleetWord;
 

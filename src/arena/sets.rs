@@ -92,10 +92,16 @@ impl Entry {
         (self.place >> 32 & 1) as usize
     }
 
-    /// Whether it is about the same workers' word, tier, generation and mask.
+    /// The same for other workers of the word.
     #[inline]
-    pub(crate) fn same_place(self, other: Entry) -> bool {
-        self.place == other.place
+    pub(crate) fn of(self, bits: u64) -> Entry {
+        Entry { bits, ..self }
+    }
+
+    /// Zero if both are about the same workers' word, tier, generation and mask.
+    #[inline]
+    pub(crate) fn apart(self, other: Entry) -> u64 {
+        self.place ^ other.place
     }
 
     #[inline]

@@ -23,6 +23,7 @@
 //! three say different things about a hash.
 
 use smallvec::SmallVec;
+use wide::u8x16;
 
 use super::blocks::Blocks;
 use super::ids::BlockId;
@@ -49,51 +50,62 @@ pub(crate) const SEGMENT_BITS: u32 = 12;
 #[repr(C, align(64))]
 struct Bucket {
     ids: [u32; BUCKET_IDS],
-    tags: [u8; BUCKET_IDS],
-    passed: u32,
+    /// The tags and, in the last four bytes, the count: sixteen bytes, which one instruction compares.
+    tags: [u8; 16],
 }
 
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
 
-const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; BUCKET_IDS], passed: 0 };
+const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; 16] };
 
-/// The low seven bits of every byte.
-const LOW_BITS: u128 = 0x7f7f_7f7f_7f7f_7f7f_7f7f_7f7f_7f7f_7f7f;
-/// The lowest bit of each byte that is a tag.
-const TAG_ONES: u128 = 0x0101_0101_0101_0101_0101_0101;
+/// A bit for each place of a bucket.
+const ALL_PLACES: u32 = (1 << BUCKET_IDS) - 1;
+
+/// Some of the places of a bucket, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Places(u32);
+
+impl Places {
+    const NONE: Places = Places(0);
+
+    /// The first of them; there is one.
+    #[inline]
+    fn first(self) -> usize {
+        self.0.trailing_zeros() as usize
+    }
+
+    #[inline]
+    fn without_first(self) -> Places {
+        Places(self.0 & (self.0 - 1))
+    }
+}
 
 impl Bucket {
-    /// Places with this tag, each as the high bit of its byte.
-    ///
-    /// All twelve tags are compared at once: a byte of the difference is zero
-    /// where they agree, and `(x & 0x7f) + 0x7f | x` has its high bit clear
-    /// for just those bytes, with no carry from one byte into the next.
+    /// Places with this tag.
     #[inline]
-    fn places(&self, tag: u8) -> u128 {
-        let mut bytes = [0xff; 16];
-        bytes[..BUCKET_IDS].copy_from_slice(&self.tags);
-        let difference = u128::from_le_bytes(bytes) ^ (TAG_ONES * u128::from(tag));
-        !(((difference & LOW_BITS) + LOW_BITS) | difference | LOW_BITS)
+    fn places(&self, tag: u8) -> Places {
+        let equal = u8x16::new(self.tags).simd_eq(u8x16::splat(tag));
+        Places(equal.to_bitmask() & ALL_PLACES)
     }
 
     /// Places with an id of a chunk whose flag is set, without a branch, as none could be foretold.
     #[inline]
-    fn of_chunks(&self, flags: &[bool]) -> u128 {
+    fn of_chunks(&self, flags: &[bool]) -> Places {
         let flag = |id: u32| flags.get(BlockId(id).chunk()).copied().unwrap_or(false);
-        let set = |places, (place, id): (usize, &u32)| places | u128::from(flag(*id)) << (8 * place + 7);
-        self.ids.iter().enumerate().fold(0, set) & !self.places(0)
+        let set = |places, (place, id): (usize, &u32)| places | u32::from(flag(*id)) << place;
+        Places(self.ids.iter().enumerate().fold(0, set) & !self.places(0).0)
     }
 
     /// The block here that has this tag and hash.
     #[inline]
     fn find(&self, tag: u8, hash: i64, blocks: &Blocks) -> Option<BlockId> {
         let mut places = self.places(tag);
-        while places != 0 {
-            let block = BlockId(self.ids[first(places)]);
+        while places != Places::NONE {
+            let block = BlockId(self.ids[places.first()]);
             if blocks.hash(block) == hash {
                 return Some(block);
             }
-            places &= places - 1;
+            places = places.without_first();
         }
         None
     }
@@ -102,34 +114,39 @@ impl Bucket {
     #[inline]
     fn put(&mut self, tag: u8, block: BlockId) -> bool {
         let free = self.places(0);
-        if free != 0 {
-            self.ids[first(free)] = block.0;
-            self.tags[first(free)] = tag;
+        if free != Places::NONE {
+            self.ids[free.first()] = block.0;
+            self.tags[free.first()] = tag;
         }
-        free != 0
+        free != Places::NONE
     }
 
     /// Takes `block` out; says whether it was here.
     #[inline]
     fn take(&mut self, tag: u8, block: BlockId) -> bool {
         let mut places = self.places(tag);
-        while places != 0 {
-            let place = first(places);
+        while places != Places::NONE {
+            let place = places.first();
             if self.ids[place] == block.0 {
                 self.tags[place] = 0;
                 return true;
             }
-            places &= places - 1;
+            places = places.without_first();
         }
         false
     }
-}
 
-/// The first of some places.
-#[inline]
-fn first(places: u128) -> usize {
-    // The minimum only tells the compiler what holds anyway.
-    (places.trailing_zeros() as usize / 8).min(BUCKET_IDS - 1)
+    /// How many ids passed this bucket because it was full.
+    #[inline]
+    fn passed(&self) -> u32 {
+        let [.., a, b, c, d] = self.tags;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    #[inline]
+    fn put_passed(&mut self, passed: u32) {
+        self.tags[BUCKET_IDS..].copy_from_slice(&passed.to_le_bytes());
+    }
 }
 
 #[derive(Debug, Default)]
@@ -312,12 +329,13 @@ impl Table {
     pub(crate) fn audit(&self, blocks: &Blocks) -> Result<(), String> {
         for (number, segment) in self.segments.iter().enumerate() {
             let mut counted = Segment { buckets: segment.buckets.clone(), ids: 0 };
-            counted.buckets.iter_mut().for_each(|bucket| bucket.passed = 0);
+            counted.buckets.iter_mut().for_each(|bucket| bucket.put_passed(0));
             for (place, bucket) in segment.buckets.iter().enumerate() {
                 for (id, _) in bucket.ids.iter().zip(bucket.tags).filter(|(_, tag)| *tag != 0) {
                     let mut passed = segment.home(self.mix.mix(blocks.hash(BlockId(*id)) as u64));
                     while passed != place {
-                        counted.buckets[passed].passed += 1;
+                        let bucket = &mut counted.buckets[passed];
+                        bucket.put_passed(bucket.passed() + 1);
                         passed = segment.after(passed);
                     }
                     counted.ids += 1;
@@ -326,7 +344,7 @@ impl Table {
             if counted.ids != segment.ids {
                 return Err(format!("segment {number} counts {} ids and has {}", segment.ids, counted.ids));
             }
-            let alike = |(counted, bucket): (&Bucket, &Bucket)| counted.passed == bucket.passed;
+            let alike = |(counted, bucket): (&Bucket, &Bucket)| counted.passed() == bucket.passed();
             if !counted.buckets.iter().zip(&segment.buckets).all(alike) {
                 return Err(format!("segment {number} has buckets that count wrong who passed them"));
             }
@@ -365,7 +383,7 @@ impl Segment {
     fn find(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
         let bucket = self.buckets.get(self.home(mixed))?;
         let found = bucket.find(tag_of(mixed), hash, blocks);
-        if found.is_some() || bucket.passed == 0 { found } else { self.find_further(mixed, hash, blocks) }
+        if found.is_some() || bucket.passed() == 0 { found } else { self.find_further(mixed, hash, blocks) }
     }
 
     /// The block if its home bucket was full.
@@ -376,7 +394,7 @@ impl Segment {
         while number != home {
             let bucket = &self.buckets[number];
             let found = bucket.find(tag_of(mixed), hash, blocks);
-            if found.is_some() || bucket.passed == 0 {
+            if found.is_some() || bucket.passed() == 0 {
                 return found;
             }
             number = self.after(number);
@@ -387,7 +405,7 @@ impl Segment {
     /// The count of the home bucket: what is read does not matter, that it is fetched does.
     #[inline]
     fn passed(&self, mixed: u64) -> u32 {
-        self.buckets.get(self.home(mixed)).map_or(0, |bucket| bucket.passed)
+        self.buckets.get(self.home(mixed)).map_or(0, Bucket::passed)
     }
 
     /// What the home bucket says of a hash without a look at its blocks.
@@ -395,9 +413,9 @@ impl Segment {
     fn candidate(&self, mixed: u64) -> Candidate {
         let Some(bucket) = self.buckets.get(self.home(mixed)) else { return Candidate::Absent };
         match bucket.places(tag_of(mixed)) {
-            0 if bucket.passed == 0 => Candidate::Absent,
-            0 => Candidate::Elsewhere,
-            places => Candidate::Likely(BlockId(bucket.ids[first(places)])),
+            Places::NONE if bucket.passed() == 0 => Candidate::Absent,
+            Places::NONE => Candidate::Elsewhere,
+            places => Candidate::Likely(BlockId(bucket.ids[places.first()])),
         }
     }
 
@@ -406,7 +424,8 @@ impl Segment {
     fn add(&mut self, mixed: u64, block: BlockId) {
         let mut number = self.home(mixed);
         while !self.buckets[number].put(tag_of(mixed), block) {
-            self.buckets[number].passed += 1;
+            let bucket = &mut self.buckets[number];
+            bucket.put_passed(bucket.passed() + 1);
             number = self.after(number);
         }
         self.ids += 1;
@@ -417,7 +436,7 @@ impl Segment {
         let mut number = home;
         while !self.buckets[number].take(tag_of(mixed), block) {
             let next = self.after(number);
-            if self.buckets[number].passed == 0 || next == home {
+            if self.buckets[number].passed() == 0 || next == home {
                 return false;
             }
             number = next;
@@ -432,7 +451,8 @@ impl Segment {
     fn take_back(&mut self, home: usize, number: usize) {
         let mut passed = home;
         while passed != number {
-            self.buckets[passed].passed -= 1;
+            let bucket = &mut self.buckets[passed];
+            bucket.put_passed(bucket.passed() - 1);
             passed = self.after(passed);
         }
     }
@@ -441,17 +461,17 @@ impl Segment {
         let mut before = self.buckets.len().saturating_sub(1);
         for number in 0..self.buckets.len() {
             let mut places = self.buckets[number].of_chunks(idle);
-            while places != 0 {
-                let (bucket, place) = (&mut self.buckets[number], first(places));
+            while places != Places::NONE {
+                let (bucket, place) = (&mut self.buckets[number], places.first());
                 let block = BlockId(bucket.ids[place]);
                 bucket.tags[place] = 0;
                 self.ids -= 1;
                 // If nothing passed the bucket before, all that stand here are at home.
-                if self.buckets[before].passed > 0 {
+                if self.buckets[before].passed() > 0 {
                     self.take_back(self.home(mix.mix(blocks.hash(block) as u64)), number);
                 }
                 blocks.forget(block);
-                places &= places - 1;
+                places = places.without_first();
             }
             before = number;
         }

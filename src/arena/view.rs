@@ -8,7 +8,10 @@ use std::ops::Range;
 use nohash_hasher::IntMap;
 
 use super::workers::Workers;
-use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, SetId, Stretch, Tier, WorkerId};
+use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, SetId, Tier, WorkerId};
+
+/// Of so many hashes that a link does not lead to one replaces it.
+const LINKS_REPLACED: u8 = 16;
 
 /// The index at one moment.
 #[derive(Debug)]
@@ -170,39 +173,44 @@ impl ReadView {
         self.arena.table.find(hash, &self.arena.blocks).filter(|block| self.set(*block) != SetId::EMPTY)
     }
 
-    /// The hash column from `block` to its chunk's end.
+    /// The lane of at most `most` slots that begins with the block of this hash, if anybody holds it
+    /// or did a moment ago.
     #[inline]
-    pub(crate) fn hashes_from(&self, block: BlockId) -> &[[u8; 8]] {
-        self.arena.blocks.hashes_from(block)
+    pub(crate) fn lane(&self, hash: i64, most: usize) -> Option<Lane<'_>> {
+        self.arena.table.find(hash, &self.arena.blocks).and_then(|block| self.arena.blocks.lane(block, most))
     }
 
-    /// Where in a stretch the set changes, as places after its first block, ascending.
+    /// The lane of at most `most` slots with which a chain goes on, with this hash, after `lane`.
+    ///
+    /// It stands right behind, or where the link says that a chain went on before, or where
+    /// the table says. The link is put right on the way. Where many chains go on from one
+    /// lane it stays mostly as it is: readers would take its cache line from each other.
     #[inline]
-    pub(crate) fn edges(&self, stretch: Stretch) -> impl Iterator<Item = usize> {
-        self.arena.blocks.edges(stretch)
+    pub(crate) fn follow<'a>(&'a self, lane: &Lane<'a>, hash: [u8; 8], most: usize) -> Option<Lane<'a>> {
+        let behind = lane.behind(hash, most);
+        if behind.is_some() {
+            return behind;
+        }
+        let link = lane.link();
+        if let Some(linked) = link.and_then(|block| self.arena.blocks.lane_of(block, hash, most)) {
+            return Some(linked);
+        }
+        let found = self.lane(i64::from_le_bytes(hash), most)?;
+        if link.is_none() || hash[0].is_multiple_of(LINKS_REPLACED) {
+            lane.put_link(found.first());
+        }
+        Some(found)
     }
 
-    /// Slots from `block` on, at most `most`, that may hold one chain.
+    /// The block behind another one, if it has this hash.
     #[inline]
-    pub(crate) fn stretch(&self, block: BlockId, most: usize) -> Stretch {
-        self.arena.blocks.stretch(block, most)
-    }
-
-    /// The slot after a stretch, which may be free.
-    #[inline]
-    pub(crate) fn after(&self, stretch: Stretch) -> Option<BlockId> {
-        self.arena.blocks.after(stretch)
+    pub(crate) fn behind(&self, block: BlockId, hash: [u8; 8]) -> Option<BlockId> {
+        self.arena.blocks.lane(block, 1)?.behind(hash, 1).map(|lane| lane.first())
     }
 
     #[inline]
     pub(crate) fn set(&self, block: BlockId) -> SetId {
         self.arena.blocks.set(block)
-    }
-
-    /// The sets of a stretch's slots.
-    #[inline]
-    pub(crate) fn sets_of(&self, stretch: Stretch) -> &[SetId] {
-        self.arena.blocks.sets_of(stretch)
     }
 
     #[inline]
@@ -222,10 +230,6 @@ impl ReadView {
 
     pub(crate) fn tokens(&self, block: BlockId) -> u32 {
         self.arena.blocks.tokens(block)
-    }
-
-    pub(crate) fn tokens_of(&self, stretch: Stretch) -> u64 {
-        self.arena.blocks.tokens_of(stretch)
     }
 
     /// Tokens of sliding-window attention that a worker's spec asks for.
@@ -249,4 +253,83 @@ fn holding_bytes(workers: &Workers) -> usize {
                 + statistics.n_bytes_bitset_containers) as usize
         })
         .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Action, Batch, Index, PackedHashes};
+
+    fn apply(index: &Index, action: impl FnOnce(PackedHashes<'_>) -> Action<'_>, hashes: &[i64]) {
+        let packed = PackedHashes::pack(hashes);
+        let actions = [action(PackedHashes::new(&packed).expect("packed"))];
+        let batch =
+            Batch { worker_id: "w", worker_address: "a", cache_spec: None, seq: 0, actions: &actions };
+        index.apply(&batch).expect("a good batch");
+    }
+
+    fn report(hashes: PackedHashes<'_>) -> Action<'_> {
+        Action::Report { tier: Tier::Hbm, hashes, masks: &[], tokens: &[] }
+    }
+
+    fn revoke(hashes: PackedHashes<'_>) -> Action<'_> {
+        Action::Revoke { tier: Tier::Hbm, hashes }
+    }
+
+    fn follow(index: &Index, before: i64, hash: i64) -> (Option<BlockId>, Option<BlockId>) {
+        let view = index.read();
+        let lane = view.lane(before, 1).expect("held");
+        let next = view.follow(&lane, hash.to_le_bytes(), 9);
+        assert!(
+            next.is_none_or(|next| next.hashes()[0] == hash.to_le_bytes()),
+            "another block than asked for"
+        );
+        (next.map(|next| next.first()), lane.link())
+    }
+
+    #[test]
+    fn a_link_leads_where_the_chain_went_on_before() {
+        let index = Index::new();
+        for turn in [[1, 2], [11, 12], [3, 4], [13, 14]] {
+            apply(&index, report, &turn);
+        }
+        let found = index.read().find(3);
+        assert!(found.is_some());
+        assert_eq!(follow(&index, 2, 3), (found, found));
+        assert_eq!(follow(&index, 2, 3), (found, found), "by the link");
+        assert_eq!(follow(&index, 2, 99), (None, found), "a hash that nobody has");
+        let other = index.read().find(13);
+        assert_eq!(follow(&index, 2, 13).0, other, "another way to go on");
+    }
+
+    #[test]
+    fn a_link_to_what_is_gone_leads_nowhere() {
+        let index = Index::new();
+        let filler: Vec<i64> = (1_000..140_000).collect();
+        let (before, after) = filler.split_at(70_000);
+        let each = |hashes: &[i64], action: fn(PackedHashes<'_>) -> Action<'_>| {
+            hashes.chunks(10_000).for_each(|hashes| apply(&index, action, hashes));
+        };
+        apply(&index, report, &[1, 2]);
+        each(before, report);
+        apply(&index, report, &[3, 4]);
+        each(after, report);
+        let (found, _) = follow(&index, 2, 3);
+        assert_eq!(found.map(BlockId::chunk), Some(1), "neither the first chunk nor the one being filled");
+        let full = index.read().sizes().block_bytes;
+
+        apply(&index, revoke, &[3, 4]);
+        assert_eq!(follow(&index, 2, 3), (None, found), "a ghost");
+        each(&filler, revoke);
+        while index.maintain() {}
+        assert_eq!(index.read().sizes().block_bytes * 3, full * 2, "one chunk of three has gone");
+        assert_eq!(follow(&index, 2, 3), (None, found), "a chunk that is gone");
+
+        apply(&index, report, &[5, 6]);
+        apply(&index, report, &[3, 4]);
+        let again = index.read().find(3);
+        assert!(again.is_some());
+        assert_eq!(follow(&index, 2, 3).0, again);
+        index.audit().expect("in order");
+    }
 }

@@ -8,7 +8,7 @@
 use nohash_hasher::IntMap;
 use roaring::RoaringBitmap;
 
-use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Stretch, Tier, WorkerId};
+use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Tier, WorkerId};
 
 /// What of a list of blocks is held, by whom and where.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -64,11 +64,8 @@ fn distinct(view: &ReadView, hashes: PackedHashes<'_>, mut visit: impl FnMut(u32
     let mut seen = RoaringBitmap::new();
     let mut previous: Option<BlockId> = None;
     for (position, hash) in hashes.as_bytes().iter().enumerate() {
-        let after = previous.map(|first| Stretch { first, blocks: 1 });
-        previous = match after {
-            Some(after) => super::follow(view, after, *hash),
-            None => super::find(view, *hash),
-        };
+        let behind = previous.and_then(|block| view.behind(block, *hash));
+        previous = behind.or_else(|| view.find(i64::from_le_bytes(*hash)));
         if let Some(block) = previous.filter(|block| seen.insert(block.0)) {
             visit(position as u32, block);
         }

@@ -6,25 +6,26 @@
 //! **A chain lies in consecutive slots.** The first block is found through the
 //! table. From then on the scan *guesses* that the next block stands in the next
 //! slot, and the arena marks where a stretch of slots was stored, beyond which
-//! the guess is worth less. A whole stretch is compared with the request's bytes
+//! the guess is worth less. Such a *lane* is compared with the request's bytes
 //! as `memcmp` does, with no look-up and no branch per block; within it, marks
 //! say where the placement set changes. Only at its end is the next hash looked
-//! for, in the slot behind it, else by the table:
+//! for: in the slot behind it, else where the last chain went on that came this
+//! way, else by the table:
 //!
 //! ```text
-//! block = table[hash 0]
+//! lane = of the block table[hash 0]
 //! loop:
-//!     stretch = slots from `block` on to the next start of a stretch
-//!     next    = block of the first hash after the stretch: guess, else table
-//!     same    = common prefix of the stretch and the request
-//!     for each run of one set within `same`: apply the rules to the run
-//!     if same < stretch: next = table[first hash that differs]
-//!     block = next
+//!     next  = lane of the first hash after this lane: behind, link or table
+//!     equal = common prefix of the lane and the request
+//!     for each run of one set within `equal`: apply the rules to the run
+//!     if equal < lane: next = lane of table[first hash that differs]
+//!     lane = next
 //! ```
 //!
-//! `next` is wanted before the stretch is compared so that its cache misses pass
-//! while the comparison runs. The guess is a hint: every block is checked by its
-//! hash, so any layout of slots gives the same answer.
+//! `next` is wanted before the lane is compared so that its cache misses pass
+//! while the comparison runs. By a link all of them pass at once; by the table the
+//! block's lines are known only when the bucket has come. Both guesses are hints:
+//! every block is checked by its hash, so any layout gives the same answer.
 //!
 //! **Nothing changes within a run but its length.** The rules look at runs, and
 //! at 64 workers at once: a placement set is a few words of bits, and what a set
@@ -43,7 +44,7 @@ pub mod naive;
 mod ranking;
 mod rules;
 
-use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Stretch, WorkerId};
+use crate::arena::{Lane, PackedHashes, ReadView, SetId, WorkerId};
 
 use rules::Candidates;
 
@@ -97,108 +98,84 @@ struct Position {
     set: SetId,
 }
 
-/// What a walk along a stretch ended with.
-enum Walk {
-    /// It went through.
-    Through,
-    /// It met a free slot; the hash that stands there may live elsewhere.
-    Free,
-    /// The answer is settled.
-    Settled,
-}
-
 fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usize {
     let Some(first) = hashes.first() else { return 0 };
-    let Some(mut block) = find(view, *first) else { return 1 };
-    let set = view.set(block);
+    let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
+    let set = lane.sets()[0];
     let mut position = Position { at: 0, tokens: 0, set };
     if !candidates.begin(view, view.entries(set)) {
         return 1;
     }
     loop {
-        let start = position.at;
-        let stretch = view.stretch(block, hashes.len() - start);
-        let after = hashes.get(start + stretch.blocks);
-        let ahead = after.and_then(|hash| follow(view, stretch, *hash));
-        match compare(view, stretch, hashes, candidates, &mut position) {
-            Walk::Settled => return position.at + 1,
-            Walk::Through | Walk::Free => {}
+        let (request, rest) = hashes[position.at..].split_at(lane.len());
+        let ahead = rest.first().and_then(|hash| view.follow(&lane, *hash, rest.len()));
+        let end = position.at + lane.len();
+        let equal = common(lane.hashes(), request);
+        if !walk(view, &lane, equal, candidates, &mut position) {
+            return position.at + 1;
         }
-        let mut next = if position.at == start + stretch.blocks {
-            ahead
-        } else {
-            hashes.get(position.at).and_then(|hash| find(view, *hash))
-        };
+        let mut next = if position.at == end { ahead } else { find_at(view, hashes, position.at) };
         // Past a gap only workers that may fail closed are still of interest.
         while next.is_none() && position.at < hashes.len() {
             if !enter(view, SetId::EMPTY, candidates, &mut position) {
                 return position.at + 1;
             }
             position.at += 1;
-            next = hashes.get(position.at).and_then(|hash| find(view, *hash));
+            next = find_at(view, hashes, position.at);
         }
         match next {
-            Some(next) => block = next,
+            Some(next) => lane = next,
             None => break,
-        }
-        if !enter(view, view.set(block), candidates, &mut position) {
-            return position.at + 1;
         }
     }
     candidates.end(view, position.at, position.tokens);
     position.at
 }
 
-/// Compares a stretch with the request from the current position on and walks along what is equal.
+/// Takes the candidates along the first `equal` places of a lane, which equal the request.
+///
+/// Stops at a free slot, as the hash that stands there may live elsewhere, and where
+/// the answer is settled; then it returns `false`.
 #[inline]
-fn compare(
+fn walk(
     view: &ReadView,
-    stretch: Stretch,
-    hashes: &[[u8; 8]],
+    lane: &Lane<'_>,
+    equal: usize,
     candidates: &mut Candidates,
     position: &mut Position,
-) -> Walk {
-    let column = &view.hashes_from(stretch.first)[..stretch.blocks];
-    let hashes = &hashes[position.at..position.at + stretch.blocks];
-    let mut done = 0;
-    let mut piece = COMPARED_AT_FIRST;
-    while done < stretch.blocks {
-        let end = stretch.blocks.min(done + piece);
-        let same = common(&column[done..end], &hashes[done..end]);
-        let first = BlockId(stretch.first.0 + done as u32);
-        let walk = walk(view, Stretch { first, blocks: same }, candidates, position);
-        if done + same < end || !matches!(walk, Walk::Through) {
-            return walk;
-        }
-        piece += end - done;
-        done = end;
+) -> bool {
+    let sets = &lane.sets()[..equal];
+    let Some(first) = sets.first() else { return true };
+    if !enter(view, *first, candidates, position) {
+        return false;
     }
-    Walk::Through
-}
-
-/// Takes the candidates along a stretch that equals the request, run by run.
-#[inline]
-fn walk(view: &ReadView, stretch: Stretch, candidates: &mut Candidates, position: &mut Position) -> Walk {
-    let sets = view.sets_of(stretch);
-    let mut edges = view.edges(stretch);
+    let start = position.at;
+    let mut edges = lane.edges(equal);
     let mut place = 0;
-    while place < sets.len() {
-        let set = sets[place];
+    while let Some(edge) = candidates.step_along(view, sets, &mut edges, start) {
+        pass(lane, place, edge, candidates, position);
+        position.set = sets[edge - 1];
+        place = edge;
+        let set = sets[edge];
         if set == SetId::EMPTY {
-            return Walk::Free;
+            return true;
         }
         if !enter(view, set, candidates, position) {
-            return Walk::Settled;
+            return false;
         }
-        let end = edges.next().unwrap_or(sets.len());
-        if candidates.weigh_tokens() {
-            let first = BlockId(stretch.first.0 + place as u32);
-            position.tokens += view.tokens_of(Stretch { first, blocks: end - place });
-        }
-        position.at += end - place;
-        place = end;
     }
-    Walk::Through
+    pass(lane, place, equal, candidates, position);
+    position.set = sets[equal - 1];
+    true
+}
+
+/// Passes the blocks of a lane from `place` to before `to`, all of one set.
+#[inline]
+fn pass(lane: &Lane<'_>, place: usize, to: usize, candidates: &Candidates, position: &mut Position) {
+    if candidates.weigh_tokens() {
+        position.tokens += lane.tokens(place, to);
+    }
+    position.at += to - place;
 }
 
 /// Enters blocks with this set; says whether anything from here on can change the answer.
@@ -208,27 +185,36 @@ fn enter(view: &ReadView, set: SetId, candidates: &mut Candidates, position: &mu
         return true;
     }
     position.set = set;
-    candidates.step(view, view.entries(set), position.at, position.tokens)
+    candidates.step(view, set, position.at, position.tokens)
 }
 
-fn find(view: &ReadView, hash: [u8; 8]) -> Option<BlockId> {
-    view.find(i64::from_le_bytes(hash))
-}
-
-/// The block with this hash: right after `stretch` if it stands there, else by the table.
+/// The lane of at most `most` slots that begins with the block of this hash.
 #[inline]
-fn follow(view: &ReadView, stretch: Stretch, hash: [u8; 8]) -> Option<BlockId> {
-    view.after(stretch)
-        .filter(|block| view.hashes_from(*block)[0] == hash && view.set(*block) != SetId::EMPTY)
-        .or_else(|| find(view, hash))
+fn find(view: &ReadView, hash: [u8; 8], most: usize) -> Option<Lane<'_>> {
+    view.lane(i64::from_le_bytes(hash), most)
+}
+
+/// The lane of the hash at a position of the request, if there is one and it is held.
+fn find_at<'a>(view: &'a ReadView, hashes: &[[u8; 8]], at: usize) -> Option<Lane<'a>> {
+    find(view, *hashes.get(at)?, hashes.len() - at)
 }
 
 /// Length of the common prefix of two lists of hashes of the same length.
 #[inline]
 fn common(column: &[[u8; 8]], request: &[[u8; 8]]) -> usize {
-    // As bytes, so that the comparison is one call of `memcmp`.
-    if column.as_flattened() == request.as_flattened() {
-        return column.len();
+    let mut done = 0;
+    let mut piece = COMPARED_AT_FIRST;
+    loop {
+        let end = column.len().min(done + piece);
+        let (ours, theirs) = (&column[done..end], &request[done..end]);
+        // As bytes, so that the comparison is one call of `memcmp`.
+        if ours.as_flattened() != theirs.as_flattened() {
+            return done + ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count();
+        }
+        if end == column.len() {
+            return end;
+        }
+        piece += end - done;
+        done = end;
     }
-    column.iter().zip(request).take_while(|(ours, theirs)| ours == theirs).count()
 }

@@ -52,6 +52,16 @@ impl Ranking {
     /// Adds an equally long match for each of `workers`, as bits from worker `lowest` on.
     #[inline]
     pub(super) fn add_word(&mut self, lowest: WorkerId, workers: u64, blocks: u32) {
+        if workers.is_power_of_two() {
+            self.add(WorkerId(lowest.0 + workers.trailing_zeros()), blocks);
+        } else {
+            self.add_workers(lowest, workers, blocks);
+        }
+    }
+
+    /// The same for any number of them but one.
+    #[inline(never)]
+    fn add_workers(&mut self, lowest: WorkerId, workers: u64, blocks: u32) {
         let runs = (workers & !(workers << 1)).count_ones();
         if workers == !0 {
             let first = self.first - 64;

@@ -22,7 +22,7 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Entry, FleetWord, ReadView, WorkerId};
+use crate::arena::{CacheSpec, Entry, FleetWord, ReadView, SetId, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
@@ -63,7 +63,7 @@ impl Verdict {
 }
 
 /// The candidates of one word of the fleet.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Word {
     number: usize,
     /// Whose prefix has grown over every block so far.
@@ -90,7 +90,10 @@ struct Boundary {
 /// Everybody whose prefix is being measured.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
-    /// Ascending by number.
+    /// While nothing but the length of prefixes is asked for and a set has one entry
+    /// for each word of candidates: these entries, with the candidates as bits.
+    aligned: Vec<Entry>,
+    /// Otherwise the words themselves, ascending by number.
     words: Vec<Word>,
     /// 64 for each of `words`, if any candidate needs SWA or MAMBA.
     boundaries: Vec<Boundary>,
@@ -99,20 +102,9 @@ pub(super) struct Candidates {
     any_failed: bool,
     /// Whether any plain candidate may fail closed.
     watches: bool,
-    /// One for each of `words`, or none; see `align`.
-    aligned: Vec<Aligned>,
     /// Number of words with anybody whose answer is open.
     open: usize,
     ranking: Ranking,
-}
-
-/// A word of candidates that all grow by one entry of the set at hand.
-#[derive(Debug, Clone, Copy)]
-struct Aligned {
-    /// Stands for the word's `growing` while it is aligned.
-    growing: u64,
-    /// The entry by which they grow.
-    entry: Entry,
 }
 
 /// The set bits of a word from the highest down.
@@ -134,9 +126,9 @@ impl Candidates {
     }
 
     pub(super) fn clear(&mut self) {
+        self.aligned.clear();
         self.words.clear();
         self.boundaries.clear();
-        self.aligned.clear();
         self.ranking.clear(0);
         self.needs_components = false;
         self.needs_tokens = false;
@@ -152,7 +144,37 @@ impl Candidates {
     }
 
     /// Takes the routable holders of the prompt's first block as candidates; says whether there are any.
+    #[inline]
     pub(super) fn begin(&mut self, view: &ReadView, entries: &[Entry]) -> bool {
+        if !self.begin_aligned(view, entries) {
+            self.aligned.clear();
+            self.begin_words(view, entries);
+        }
+        // One place for each that could be, as counting them would take longer.
+        self.ranking.clear(64 * self.open);
+        self.open > 0
+    }
+
+    /// Takes candidates as entries, if the set has one for each of their words and they need no more.
+    fn begin_aligned(&mut self, view: &ReadView, entries: &[Entry]) -> bool {
+        let fleet = view.fleet();
+        let mut word_before = usize::MAX;
+        for entry in entries.iter().take(ALIGNED_WORDS_MAX + 1) {
+            let word = &fleet[entry.word()];
+            let verdict = Verdict::of(word, std::slice::from_ref(entry));
+            let growing = verdict.grows & word.routable & !verdict.fails;
+            let more_is_asked = growing & (word.swa | word.mamba | word.plain & word.masked) != 0;
+            if entry.word() == word_before || growing == 0 || more_is_asked {
+                return false;
+            }
+            word_before = entry.word();
+            self.aligned.push(entry.of(growing));
+        }
+        self.open = self.aligned.len();
+        self.open <= ALIGNED_WORDS_MAX
+    }
+
+    fn begin_words(&mut self, view: &ReadView, entries: &[Entry]) {
         for entries in entries.chunk_by(|left, right| left.word() == right.word()) {
             let number = entries[0].word();
             let fleet = &view.fleet()[number];
@@ -173,29 +195,47 @@ impl Candidates {
             self.boundaries.resize(self.words.len() * 64, Boundary::default());
         }
         self.open = self.words.len();
-        let candidates = |word: &Word| word.growing.count_ones() as usize;
-        self.ranking.clear(self.words.iter().map(candidates).sum());
         self.align(entries);
-        self.open > 0
     }
 
     /// Goes over to blocks with the set `entered`.
     ///
     /// It begins at position `at`, with `tokens` before it. Says whether anything
     /// from there on can still change the answer.
-    #[inline]
-    pub(super) fn step(&mut self, view: &ReadView, entered: &[Entry], at: usize, tokens: u64) -> bool {
-        if !self.aligned.is_empty() && self.step_aligned(entered, at) {
+    pub(super) fn step(&mut self, view: &ReadView, entered: SetId, at: usize, tokens: u64) -> bool {
+        let entries = view.entries(entered);
+        if self.step_aligned(entries, at) {
             return self.open > 0;
         }
-        self.step_words(view, entered, at, tokens)
+        self.step_words(view, entries, at, tokens)
+    }
+
+    /// Takes the steps to `sets[edge]`, at `start` and `edge` blocks, for each of `edges` that is an
+    /// aligned one; returns the first edge that is not or that settles the answer.
+    #[inline]
+    pub(super) fn step_along(
+        &mut self,
+        view: &ReadView,
+        sets: &[SetId],
+        edges: &mut impl Iterator<Item = usize>,
+        start: usize,
+    ) -> Option<usize> {
+        edges.find(|edge| !self.step_aligned(view.entries(sets[*edge]), start + edge) || self.open == 0)
     }
 
     /// The step between any two sets.
+    #[inline(never)]
     fn step_words(&mut self, view: &ReadView, entered: &[Entry], at: usize, tokens: u64) -> bool {
-        for (word, aligned) in self.words.iter_mut().zip(self.aligned.drain(..)) {
-            word.growing = aligned.growing;
+        if entered.is_empty() && self.words.is_empty() {
+            // Nobody holds the block, and nobody is watched.
+            self.end_aligned(at);
+            return false;
         }
+        self.words.extend(self.aligned.drain(..).map(|aligned| Word {
+            number: aligned.word(),
+            growing: aligned.bits,
+            ..Word::default()
+        }));
         let mut rest = entered;
         for place in (0..self.words.len()).rev() {
             let number = self.words[place].number;
@@ -217,32 +257,32 @@ impl Candidates {
     /// entry's tier, generation and mask stays as it was, so a prefix goes on
     /// exactly if its worker's bit does. Which word changes cannot be foreseen, so
     /// words are weighed without a branch and only those that change are visited.
-    #[inline]
+    #[inline(always)]
     fn step_aligned(&mut self, entered: &[Entry], at: usize) -> bool {
-        if self.aligned.len() != entered.len() {
+        if self.aligned.len() != entered.len() || entered.is_empty() {
             return false;
         }
-        let mut alike = true;
-        let mut changed = 0;
-        for (place, (aligned, entered)) in self.aligned.iter().zip(entered).enumerate() {
-            alike &= aligned.entry.same_place(*entered);
-            changed |= u64::from(aligned.growing & !entered.bits != 0) << place;
+        let (mut apart, mut changed) = (0, 0u64);
+        let mut weigh = |aligned: &Entry, entered: &Entry| {
+            apart |= aligned.apart(*entered);
+            changed = changed << 1 | u64::from(aligned.bits & !entered.bits != 0);
+        };
+        let (fours, rest) = self.aligned.as_chunks::<4>();
+        let (entered_fours, entered_rest) = entered.as_chunks::<4>();
+        rest.iter().zip(entered_rest).rev().for_each(|(aligned, entered)| weigh(aligned, entered));
+        for (aligned, entered) in fours.iter().zip(entered_fours).rev() {
+            aligned.iter().zip(entered).rev().for_each(|(aligned, entered)| weigh(aligned, entered));
         }
-        if !alike {
+        if apart != 0 {
             return false;
         }
-        for place in bits_down(changed) {
-            let place = place as usize;
-            let aligned = &mut self.aligned[place];
-            let ended = aligned.growing & !entered[place].bits;
-            aligned.growing ^= ended;
-            self.open -= usize::from(aligned.growing == 0);
-            let lowest = worker(aligned.entry.word(), 0);
-            if ended.is_power_of_two() {
-                self.ranking.add(WorkerId(lowest.0 + ended.trailing_zeros()), at as u32);
-            } else {
-                self.ranking.add_word(lowest, ended, at as u32);
-            }
+        while let Some(place) = changed.checked_ilog2() {
+            changed ^= 1 << place;
+            let aligned = &mut self.aligned[place as usize];
+            let ended = aligned.bits & !entered[place as usize].bits;
+            aligned.bits ^= ended;
+            self.open -= usize::from(aligned.bits == 0);
+            self.ranking.add_word(worker(aligned.word(), 0), ended, at as u32);
         }
         true
     }
@@ -259,8 +299,8 @@ impl Candidates {
         let own = |(entry, word): (&Entry, &Word)| entry.word() == word.number;
         let one_each = entries.len() == self.words.len() && entries.len() <= ALIGNED_WORDS_MAX;
         if one_each && entries.iter().zip(&self.words).all(own) {
-            let align = |(word, entry): (&Word, &Entry)| Aligned { growing: word.growing, entry: *entry };
-            self.aligned.extend(self.words.iter().zip(entries).map(align));
+            let words = self.words.drain(..);
+            self.aligned.extend(words.zip(entries).map(|(word, entry)| entry.of(word.growing)));
         }
     }
 
@@ -303,12 +343,7 @@ impl Candidates {
 
     /// Ends the request at position `at`, with `tokens` before it.
     pub(super) fn end(&mut self, view: &ReadView, at: usize, tokens: u64) {
-        if !self.aligned.is_empty() {
-            for aligned in self.aligned.iter().rev() {
-                self.ranking.add_word(worker(aligned.entry.word(), 0), aligned.growing, at as u32);
-            }
-            return;
-        }
+        self.end_aligned(at);
         for place in (0..self.words.len()).rev() {
             let word = self.words[place];
             let mut whole = word.growing;
@@ -320,6 +355,14 @@ impl Candidates {
             }
             self.emit(place, word.growing, whole, at);
         }
+    }
+
+    /// Ends the prefixes of all aligned candidates.
+    fn end_aligned(&mut self, at: usize) {
+        for aligned in self.aligned.iter().rev() {
+            self.ranking.add_word(worker(aligned.word(), 0), aligned.bits, at as u32);
+        }
+        self.aligned.clear();
     }
 
     /// For which of `workers`, who have all they need right before a boundary, it is good.

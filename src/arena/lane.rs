@@ -1,0 +1,97 @@
+//! Lanes: slots that may hold one chain, as a scan walks them.
+//!
+//! A lane begins at a block and ends before the next mark that a stretch was stored
+//! from there on. Its chunk is looked up once, and everything that a scan wants to
+//! know of it is read from there: hashes, sets, where the set changes, tokens.
+
+use super::bits;
+use super::blocks::CHUNK_SLOTS;
+use super::chunk::{Chunk, Tokens};
+use super::ids::{BlockId, SetId};
+
+/// Slots of one chunk, at least one; the first holds a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lane<'a> {
+    chunk: &'a Chunk,
+    number: usize,
+    slot: usize,
+    blocks: usize,
+}
+
+impl<'a> Lane<'a> {
+    /// The lane of at most `most` slots from `slot` of chunk `number` on; `None` if the slot is free.
+    #[inline]
+    pub(super) fn new(chunk: &'a Chunk, number: usize, slot: usize, most: usize) -> Option<Self> {
+        if chunk.sets[slot] == SetId::EMPTY {
+            return None;
+        }
+        let end = bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| chunk.marks[word].start);
+        Some(Lane { chunk, number, slot, blocks: end - slot })
+    }
+
+    /// Its slots.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.blocks
+    }
+
+    /// The first block.
+    #[inline]
+    pub(crate) fn first(&self) -> BlockId {
+        BlockId::new(self.number, self.slot)
+    }
+
+    /// The hash column.
+    #[inline]
+    pub(crate) fn hashes(&self) -> &'a [[u8; 8]] {
+        &self.chunk.hashes[self.slot..self.slot + self.blocks]
+    }
+
+    /// The set column; free slots have the empty set.
+    #[inline]
+    pub(crate) fn sets(&self) -> &'a [SetId] {
+        &self.chunk.sets[self.slot..self.slot + self.blocks]
+    }
+
+    /// Where in the first `to` places the set changes, ascending.
+    #[inline]
+    pub(crate) fn edges(&self, to: usize) -> impl Iterator<Item = usize> {
+        let (slot, marks) = (self.slot, &self.chunk.marks);
+        bits::ones(slot + 1, slot + to, |word| marks[word].edge).map(move |edge| edge - slot)
+    }
+
+    /// Sum of the tokens of the blocks from `place` to before `to`.
+    pub(crate) fn tokens(&self, place: usize, to: usize) -> u64 {
+        match &self.chunk.tokens {
+            Tokens::Same(same) => u64::from(*same) * (to - place) as u64,
+            Tokens::Each(each) => {
+                each[self.slot + place..self.slot + to].iter().map(|tokens| u64::from(*tokens)).sum()
+            }
+        }
+    }
+
+    /// Where a chain went on that came to the end of this lane, if that is remembered.
+    ///
+    /// A hint: the block may hold another hash by now, or be gone with its chunk.
+    #[inline]
+    pub(super) fn link(&self) -> Option<BlockId> {
+        let last = self.slot + self.blocks - 1;
+        self.chunk.marks[last / 64].link(last)
+    }
+
+    /// Remembers where a chain goes on that has come to the end of this lane.
+    pub(super) fn put_link(&self, block: BlockId) {
+        let last = self.slot + self.blocks - 1;
+        self.chunk.marks[last / 64].put_link(last, block);
+    }
+
+    /// The lane behind this one, of at most `most` slots, if it begins with a block of this hash.
+    #[inline]
+    pub(crate) fn behind(&self, hash: [u8; 8], most: usize) -> Option<Lane<'a>> {
+        let slot = self.slot + self.blocks;
+        if *self.chunk.hashes.get(slot)? != hash {
+            return None;
+        }
+        Lane::new(self.chunk, self.number, slot, most)
+    }
+}
