@@ -170,6 +170,9 @@ impl Arena {
     /// Applies a batch of `hashes` hashes that has been checked, unless there is no room for it; says
     /// whether its worker is new.
     pub(super) fn apply(&mut self, batch: &Batch<'_>, hashes: usize) -> Result<bool, BatchError> {
+        if let Some(Action::Report { hashes, .. } | Action::Revoke { hashes, .. }) = batch.actions.first() {
+            self.table.fetch_first(*hashes);
+        }
         let known = self.workers.find(batch.worker_id);
         if known.is_none() && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
             return Err(BatchError::Full);

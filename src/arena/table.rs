@@ -27,6 +27,7 @@ use wide::u8x16;
 
 use super::blocks::Blocks;
 use super::ids::BlockId;
+use super::hashes::PackedHashes;
 use super::mix::Mix;
 
 /// Ids in one bucket.
@@ -219,6 +220,15 @@ impl Table {
                 absent >> place & 1 == 0 && self.find_mixed(mixed[*place], hashes[*place], blocks).is_some()
             })
             .unwrap_or(hashes.len())
+    }
+
+    /// Fetches the bucket of the first of some hashes: it misses the cache while other things are looked up.
+    #[inline]
+    pub(crate) fn fetch_first(&self, hashes: PackedHashes<'_>) {
+        if let Some(hash) = hashes.get(0) {
+            let mixed = self.mix.mix(hash as u64);
+            std::hint::black_box(self.segments[self.segment_of(mixed)].passed(mixed));
+        }
     }
 
     /// Mixes hashes and fetches what look-ups of them will read; a bit says that one stands nowhere.
