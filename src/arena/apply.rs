@@ -14,14 +14,14 @@
 //! 3. *new*: with the unknown ones after it, it gets free slots, the ones right
 //!    after the report's previous block if they are free.
 //!
-//! Clears and what they leave behind: see [`super::workers`]. Clean-up is paid
-//! by later applies in proportion to their size, and by [`Arena::maintain`].
+//! Clears and what they leave behind: see [`super::clear`]. Clean-up is paid by
+//! later applies in proportion to their size, and by [`Arena::maintain`].
 
 use super::Arena;
 use roaring::RoaringBitmap;
 use smallvec::SmallVec;
 
-use super::blocks::{CHUNK_SLOTS, Released, Stretch};
+use super::blocks::Stretch;
 use super::ids::{BlockId, SetId, Tier, WorkerId};
 use super::mutation::{Action, Batch, BatchError};
 use super::sets::Holder;
@@ -37,23 +37,10 @@ const NEW_BLOCKS_AHEAD: usize = 128;
 /// report's other blocks costs less than the breaks that every later scan meets.
 const GHOSTS_WORTH_REVIVING: usize = 8;
 
-/// A clear of at most this many placements is carried out at once.
-const CLEARED_AT_ONCE: u64 = 1024;
-
 /// Placements cleaned up by an apply, at least and per hash of it: at about 5 ns
 /// each, less than the apply itself takes.
 const CLEANED_PER_APPLY: usize = 256;
 const CLEANED_PER_HASH: usize = 4;
-
-/// Placements cleaned up by one step of maintenance, and ghosts forgotten by
-/// one: about a tenth of a millisecond each.
-const CLEANED_PER_STEP: usize = 4_096;
-const FORGOTTEN_PER_STEP: usize = 2_048;
-
-/// The table is swept for ghosts of idle chunks if that looks at fewer blocks for each than this;
-/// else each is looked up. One step looks at so many blocks: about a tenth of a millisecond.
-const SWEPT_PER_GHOST: usize = 8;
-const SWEPT_PER_STEP: usize = 16_384;
 
 /// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
 const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
@@ -195,57 +182,6 @@ impl Arena {
             self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
         }
         Ok(known.is_none())
-    }
-
-    /// Removes a worker and all that it holds; its id is free once the clean-up is done.
-    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        for tier in Tier::ALL {
-            self.clear_tier(worker, tier);
-        }
-        self.workers.let_go(worker);
-        self.workers.free_if_clean(worker);
-    }
-
-    /// Whether [`Arena::maintain`] has anything to do.
-    pub(super) fn maintenance_due(&self) -> bool {
-        !self.cleared.is_empty() || self.chunks_may_be_idle
-    }
-
-    /// One bounded step of clean-up. Says whether there is more, and gives what is to be dropped.
-    pub(super) fn maintain(&mut self) -> (bool, Option<Released>) {
-        let released = if !self.cleared.is_empty() {
-            self.clean(CLEANED_PER_STEP);
-            None
-        } else if self.blocks.live() == 0 {
-            self.table.reset();
-            self.swept = 0;
-            self.chunks_may_be_idle = false;
-            Some(self.blocks.release_all())
-        } else {
-            self.maintain_idle()
-        };
-        (self.maintenance_due(), released)
-    }
-
-    /// One step towards giving back chunks without blocks: their ghosts have to leave the table first.
-    fn maintain_idle(&mut self) -> Option<Released> {
-        let Some((chunk, ghosts)) = self.blocks.idle_chunks().min_by_key(|(_, ghosts)| *ghosts) else {
-            self.chunks_may_be_idle = false;
-            return None;
-        };
-        if ghosts == 0 {
-            return Some(self.blocks.release(chunk.first.chunk()));
-        }
-        let all: usize = self.blocks.idle_chunks().map(|(_, ghosts)| ghosts).sum();
-        let known = self.blocks.live() + self.blocks.remembered();
-        if self.swept > 0 || all * SWEPT_PER_GHOST > known {
-            let mut idle = vec![false; self.blocks.slots() / CHUNK_SLOTS];
-            self.blocks.idle_chunks().for_each(|(chunk, _)| idle[chunk.first.chunk()] = true);
-            self.swept = self.table.sweep(self.swept, SWEPT_PER_STEP, &idle, &mut self.blocks).unwrap_or(0);
-        } else {
-            self.forget_ghosts(chunk, FORGOTTEN_PER_STEP);
-        }
-        None
     }
 
     fn find(&self, hash: [u8; 8]) -> Option<BlockId> {
@@ -478,7 +414,7 @@ impl Arena {
     /// Takes a worker's placement from a stretch that shares a set; gives its mask, if there was one.
     ///
     /// The worker's holding is the caller's to mend.
-    fn withdraw(&mut self, holder: Holder, stretch: Stretch) -> Option<u32> {
+    pub(super) fn withdraw(&mut self, holder: Holder, stretch: Stretch) -> Option<u32> {
         let old = self.blocks.set(stretch.first);
         let changed = self.sets.change(old, stretch.blocks, holder, None);
         if changed.set == SetId::EMPTY {
@@ -489,72 +425,6 @@ impl Arena {
             self.blocks.change_set(stretch, changed.set);
         }
         changed.old
-    }
-
-    /// Makes a worker hold nothing at a tier: few placements at once, many by turning over.
-    ///
-    /// If the generation to turn to still waits for clean-up, the smaller of
-    /// both is cleaned up here. Applies clean up more than they report, so that
-    /// one is small whatever the order of reports and clears.
-    #[inline(never)]
-    fn clear_tier(&mut self, worker: WorkerId, tier: Tier) {
-        let held = self.workers.get(worker).holding(tier).blocks.len();
-        let waiting = self.workers.get(worker).cleared(tier).blocks.len();
-        let current = self.workers.get(worker).current(tier);
-        if held <= CLEARED_AT_ONCE || waiting > held {
-            self.clean_up(worker, tier, current, usize::MAX);
-            return;
-        }
-        if waiting > 0 {
-            self.clean_up(worker, tier, 1 - current, usize::MAX);
-            self.cleared.retain(|cleared| *cleared != (worker, tier));
-        }
-        self.workers.turn_over(worker, tier);
-        self.cleared.push_back((worker, tier));
-    }
-
-    /// Cleans up at most `most` placements of cleared generations.
-    #[inline(never)]
-    fn clean(&mut self, mut most: usize) {
-        while let Some((worker, tier)) = self.cleared.front().copied() {
-            if most == 0 {
-                return;
-            }
-            let generation = 1 - self.workers.get(worker).current(tier);
-            most -= self.clean_up(worker, tier, generation, most);
-            if self.workers.get(worker).cleared(tier).blocks.is_empty() {
-                self.cleared.pop_front();
-                self.workers.free_if_clean(worker);
-            }
-        }
-    }
-
-    /// Takes at most `most` placements of one generation out of the sets; says how many.
-    fn clean_up(&mut self, worker: WorkerId, tier: Tier, generation: usize, most: usize) -> usize {
-        let holding = self.workers.holding_mut(worker, tier, generation);
-        let mut held = std::mem::take(&mut holding.blocks);
-        let holder = Holder::new(worker, tier, generation);
-        let (mut done, mut masked) = (0, 0);
-        let mut iter = held.iter();
-        while let Some(range) = iter.next_range() {
-            let mut block = BlockId(*range.start());
-            let mut left = ((range.end() - range.start()) as usize + 1).min(most - done);
-            done += left;
-            while left > 0 {
-                let blocks = self.blocks.same_set(block, left);
-                let mask = self.withdraw(holder, Stretch { first: block, blocks });
-                masked -= if mask.is_some_and(|mask| mask != 0) { blocks as i64 } else { 0 };
-                left -= blocks;
-                block = BlockId(block.0.wrapping_add(blocks as u32));
-            }
-            if done == most {
-                break;
-            }
-        }
-        held.remove_smallest(done as u64);
-        self.workers.holding_mut(worker, tier, generation).blocks = held;
-        self.workers.count_masked(worker, tier, generation, masked);
-        done
     }
 
     /// Whether any worker holds a block with this set; placements waiting for clean-up do not count.
@@ -579,29 +449,6 @@ impl Arena {
         }
         if hits.len() * 8 < hits.capacity() {
             hits.shrink_to_fit();
-        }
-    }
-
-    /// Forgets the first ghosts of a stretch of free slots, at most `most`; says how many.
-    fn forget_ghosts(&mut self, stretch: Stretch, most: usize) -> usize {
-        let (mut left, mut forgotten) = (Some(stretch), 0);
-        while let Some(stretch) = left.filter(|_| forgotten < most) {
-            let some = self.blocks.ghosts_in(stretch).take(TOGETHER.min(most - forgotten));
-            let some: SmallVec<[BlockId; TOGETHER]> = some.collect();
-            let Some(last) = some.last() else { break };
-            left = stretch.behind(*last);
-            forgotten += some.len();
-            self.forget(&some);
-        }
-        forgotten
-    }
-
-    /// Takes ghosts out of the table, at most [`TOGETHER`]: all of some free slots, ascending.
-    fn forget(&mut self, ghosts: &[BlockId]) {
-        if let [first, ..] = *ghosts {
-            self.table.remove_all(ghosts, &self.blocks);
-            let last = ghosts[ghosts.len() - 1];
-            self.blocks.forget_all(Stretch { first, blocks: (last.0 - first.0) as usize + 1 }, ghosts.len());
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | `sets` | interned placement sets; blocks with equal holders share one |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
 //! | `apply` | changes the parts, a stretch of blocks at a time |
+//! | `clear` | clears, and the clean-up that they put off |
 //! | `view`, `shared` | what readers see, and the one lock |
 //! | `audit` | checks the invariants below |
 //!
@@ -34,6 +35,7 @@ mod audit;
 mod bits;
 mod blocks;
 mod chunk;
+mod clear;
 mod hashes;
 mod ids;
 mod lane;
@@ -105,7 +107,7 @@ impl Default for Tuning {
     }
 }
 
-/// All tables of the index, changed only by `apply`.
+/// All tables of the index, changed only by `apply` and `clear`.
 #[derive(Debug)]
 struct Arena {
     blocks: Blocks,

@@ -26,8 +26,8 @@ use smallvec::SmallVec;
 use wide::u8x16;
 
 use super::blocks::Blocks;
-use super::ids::BlockId;
 use super::hashes::PackedHashes;
+use super::ids::BlockId;
 use super::mix::Mix;
 
 /// Ids in one bucket.
