@@ -26,7 +26,7 @@ const FORGOTTEN_PER_STEP: usize = 2_048;
 /// The table is swept for ghosts of idle chunks if that looks at fewer blocks for each than this;
 /// else each is looked up. One step looks at so many blocks: about a tenth of a millisecond.
 const SWEPT_PER_GHOST: usize = 8;
-const SWEPT_PER_STEP: usize = 16_384;
+const SWEPT_PER_STEP: usize = 4_096;
 
 impl Arena {
     /// Removes a worker and all that it holds; its id is free once the clean-up is done.

@@ -237,6 +237,7 @@ impl Table {
     /// its block's hash. Only loads without a branch between them overlap, so all
     /// buckets are fetched first, then all hashes that a tag points to.
     fn fetch(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> ([u64; TOGETHER], u64) {
+        debug_assert!(hashes.len() <= TOGETHER, "more hashes than are looked up together");
         let mut mixed = [0; TOGETHER];
         let mut fetched = 0;
         for (hash, mixed) in hashes.iter().zip(&mut mixed) {
@@ -276,6 +277,7 @@ impl Table {
     ///
     /// All their buckets are fetched first; see [`Table::fetch`].
     pub(crate) fn remove_all(&mut self, some: &[BlockId], blocks: &Blocks) {
+        debug_assert!(some.len() <= TOGETHER, "more blocks than are looked up together");
         let mut mixed = [0; TOGETHER];
         let mut fetched = 0;
         for (block, mixed) in some.iter().zip(&mut mixed) {
@@ -490,11 +492,14 @@ impl Segment {
     /// Gives memory back if the segment has become too large for its ids.
     #[inline]
     fn shrink(&mut self, mix: Mix, blocks: &Blocks) {
-        while self.ids * 4 < self.buckets.len() * BUCKET_IDS && self.buckets.len() > 1 {
-            self.resize(self.buckets.len().div_ceil(2), mix, blocks);
+        let mut buckets = self.buckets.len();
+        while self.ids * 4 < buckets * BUCKET_IDS && buckets > 1 {
+            buckets = buckets.div_ceil(2);
         }
         if self.ids == 0 {
             *self = Segment::default();
+        } else if buckets < self.buckets.len() {
+            self.resize(buckets, mix, blocks);
         }
     }
 
