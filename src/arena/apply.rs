@@ -14,14 +14,14 @@
 //! 3. *new*: with the unknown ones after it, it gets free slots, the ones right
 //!    after the report's previous block if they are free.
 //!
-//! Clears and what they leave behind: see [`super::workers`]. Clean-up is paid
-//! by later applies in proportion to their size, and by [`Arena::maintain`].
+//! Clears and what they leave behind: see [`super::clear`]. Clean-up is paid by
+//! later applies in proportion to their size, and by [`Arena::maintain`].
 
 use super::Arena;
 use roaring::RoaringBitmap;
 use smallvec::SmallVec;
 
-use super::blocks::{Released, Stretch};
+use super::blocks::Stretch;
 use super::ids::{BlockId, SetId, Tier, WorkerId};
 use super::mutation::{Action, Batch, BatchError};
 use super::sets::Holder;
@@ -37,18 +37,10 @@ const NEW_BLOCKS_AHEAD: usize = 128;
 /// report's other blocks costs less than the breaks that every later scan meets.
 const GHOSTS_WORTH_REVIVING: usize = 8;
 
-/// A clear of at most this many placements is carried out at once.
-const CLEARED_AT_ONCE: u64 = 1024;
-
 /// Placements cleaned up by an apply, at least and per hash of it: at about 5 ns
 /// each, less than the apply itself takes.
 const CLEANED_PER_APPLY: usize = 256;
 const CLEANED_PER_HASH: usize = 4;
-
-/// Placements cleaned up by one step of maintenance, and ghosts forgotten by
-/// one: about a tenth of a millisecond each.
-const CLEANED_PER_STEP: usize = 4_096;
-const FORGOTTEN_PER_STEP: usize = 2_048;
 
 /// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
 const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
@@ -58,6 +50,7 @@ const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
 struct Report<'a> {
     worker: WorkerId,
     tier: Tier,
+    generation: usize,
     holder: Holder,
     hashes: &'a [[u8; 8]],
     masks: &'a [u32],
@@ -83,40 +76,54 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Blocks that an action adds to a holding or takes from it, to be noted at its end.
+/// What an action changes of a holding, to be written into it at the action's end.
 ///
 /// A bitmap pays for every range that is put into the middle of it, so blocks that
 /// lie apart are gathered and sorted first. Mostly an action is one stretch, and that
 /// goes in as it is.
 #[derive(Default)]
-struct Noted(SmallVec<[Stretch; 1]>);
+struct Noted {
+    /// Stretches with a placement that had none, or the other way round; an action has one kind.
+    stretches: SmallVec<[Stretch; 1]>,
+    /// By how much the number of placements with components grows.
+    masked: i64,
+}
 
 impl Noted {
-    fn add(&mut self, stretch: Stretch) {
-        self.0.push(stretch);
+    /// Notes that the placements of a stretch went from mask `old` to `new`.
+    #[inline]
+    fn change(&mut self, stretch: Stretch, old: Option<u32>, new: Option<u32>) {
+        if old.is_none() != new.is_none() {
+            self.stretches.push(stretch);
+        }
+        let masked = |mask: Option<u32>| i64::from(mask.is_some_and(|mask| mask != 0));
+        self.masked += (masked(new) - masked(old)) * stretch.blocks as i64;
     }
 
     /// All of several stretches, which do not overlap.
-    fn gather(mut self) -> RoaringBitmap {
-        self.0.sort_unstable_by_key(|stretch| stretch.first.0);
+    #[inline(never)]
+    fn gather(&mut self) -> RoaringBitmap {
+        self.stretches.sort_unstable_by_key(|stretch| stretch.first.0);
         let mut gathered = RoaringBitmap::new();
-        for stretch in self.0 {
+        for stretch in &self.stretches {
             gathered.insert_range(stretch.ids());
         }
         gathered
     }
 
-    fn put_into(self, holding: &mut RoaringBitmap) {
-        match self.0[..] {
+    fn put_into(&mut self, holding: &mut RoaringBitmap) {
+        match self.stretches[..] {
             [] => {}
+            [Stretch { first, blocks: 1 }] => drop(holding.insert(first.0)),
             [stretch] => drop(holding.insert_range(stretch.ids())),
             _ => *holding |= self.gather(),
         }
     }
 
-    fn take_from(self, holding: &mut RoaringBitmap) {
-        match self.0[..] {
+    fn take_from(&mut self, holding: &mut RoaringBitmap) {
+        match self.stretches[..] {
             [] => {}
+            [Stretch { first, blocks: 1 }] => drop(holding.remove(first.0)),
             [stretch] => drop(holding.remove_range(stretch.ids())),
             _ => *holding -= self.gather(),
         }
@@ -147,9 +154,12 @@ fn common(ours: &[[u8; 8]], theirs: &[[u8; 8]]) -> usize {
 }
 
 impl Arena {
-    /// Applies a batch that has been checked, unless there is no room for it; says whether its worker is new.
-    pub(super) fn apply(&mut self, batch: &Batch<'_>) -> Result<bool, BatchError> {
-        let hashes = batch.hashes();
+    /// Applies a batch of `hashes` hashes that has been checked, unless there is no room for it; says
+    /// whether its worker is new.
+    pub(super) fn apply(&mut self, batch: &Batch<'_>, hashes: usize) -> Result<bool, BatchError> {
+        if let Some(Action::Report { hashes, .. } | Action::Revoke { hashes, .. }) = batch.actions.first() {
+            self.table.fetch_first(*hashes);
+        }
         let known = self.workers.find(batch.worker_id);
         if known.is_none() && self.workers.len() == WORKERS_MAX || self.blocks.slots() + hashes > BLOCKS_MAX {
             return Err(BatchError::Full);
@@ -159,61 +169,30 @@ impl Arena {
         for action in batch.actions {
             match *action {
                 Action::Report { tier, hashes, masks, tokens } => {
-                    let holder = self.workers.holder(worker, tier);
-                    self.report(Report { worker, tier, holder, hashes: hashes.as_bytes(), masks, tokens });
+                    let generation = self.workers.get(worker).current(tier);
+                    let holder = Holder::new(worker, tier, generation);
+                    let hashes = hashes.as_bytes();
+                    self.report(Report { worker, tier, generation, holder, hashes, masks, tokens });
                 }
                 Action::Revoke { tier, hashes } => self.revoke(worker, tier, hashes.as_bytes()),
                 Action::ClearTier { tier } => self.clear_tier(worker, tier),
             }
         }
-        self.workers.mend_masked(worker);
-        self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
+        if !self.cleared.is_empty() {
+            self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
+        }
         Ok(known.is_none())
     }
 
-    /// Removes a worker and all that it holds; its id is free once the clean-up is done.
-    pub(super) fn remove_worker(&mut self, worker: WorkerId) {
-        for tier in Tier::ALL {
-            self.clear_tier(worker, tier);
-        }
-        self.workers.let_go(worker);
-        self.workers.free_if_clean(worker);
-    }
-
-    /// Whether [`Arena::maintain`] has anything to do.
-    pub(super) fn maintenance_due(&self) -> bool {
-        !self.cleared.is_empty() || self.chunks_may_be_idle
-    }
-
-    /// One bounded step of clean-up. Says whether there is more, and gives what is to be dropped.
-    pub(super) fn maintain(&mut self) -> (bool, Option<Released>) {
-        let mut released = None;
-        if !self.cleared.is_empty() {
-            self.clean(CLEANED_PER_STEP);
-        } else if self.blocks.live() == 0 {
-            self.table.reset();
-            released = Some(self.blocks.release_all());
-            self.chunks_may_be_idle = false;
-        } else if let Some((chunk, ghosts)) = self.blocks.idle_chunk(FORGOTTEN_PER_STEP) {
-            for ghosts in ghosts.chunks(TOGETHER) {
-                self.table.fetch(ghosts.iter().map(|ghost| self.blocks.hash(*ghost)));
-                for ghost in ghosts {
-                    self.forget(*ghost);
-                }
-            }
-            if ghosts.len() < FORGOTTEN_PER_STEP {
-                released = Some(self.blocks.release(chunk));
-            }
-        } else {
-            self.chunks_may_be_idle = false;
-        }
-        (self.maintenance_due(), released)
+    fn find(&self, hash: [u8; 8]) -> Option<BlockId> {
+        self.table.find(i64::from_le_bytes(hash), &self.blocks)
     }
 
     /// The block of the hash at a position: in `guess` if it stands there, else wherever the table says.
     ///
     /// `apart` says that the blocks before lay apart; then the next hashes are looked
     /// up with this one, so that their cache misses overlap.
+    #[inline]
     fn locate(
         &self,
         hashes: &[[u8; 8]],
@@ -222,35 +201,40 @@ impl Arena {
         apart: bool,
         ahead: &mut Ahead,
     ) -> Option<BlockId> {
-        let hash = i64::from_le_bytes(hashes[at]);
-        let stands = |block: &BlockId| self.blocks.hash(*block) == hash && self.blocks.is_known(*block);
-        if let Some(block) = guess.filter(stands) {
-            return Some(block);
+        match guess.filter(|guess| self.stands(*guess, hashes[at])) {
+            None if apart => self.locate_apart(hashes, at, ahead),
+            None => self.find(hashes[at]),
+            found => found,
         }
-        if apart {
-            if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
-                let next = &hashes[at..hashes.len().min(at + TOGETHER)];
-                ahead.from = at;
-                self.table.find_all(next, &self.blocks, &mut ahead.found);
-                let fetch = |block: &BlockId| self.blocks.fetch(*block);
-                // What stands beside the hashes is wanted next; this fetches it together.
-                std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
-            }
-            if let Some(block) = ahead.found[at - ahead.from].filter(stands) {
-                return Some(block);
-            }
+    }
+
+    /// Whether the block with this hash stands in a slot.
+    fn stands(&self, block: BlockId, hash: [u8; 8]) -> bool {
+        self.blocks.hash(block) == i64::from_le_bytes(hash) && self.blocks.is_known(block)
+    }
+
+    #[inline(never)]
+    fn locate_apart(&self, hashes: &[[u8; 8]], at: usize, ahead: &mut Ahead) -> Option<BlockId> {
+        if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
+            let next = &hashes[at..hashes.len().min(at + TOGETHER)];
+            ahead.from = at;
+            self.table.find_all(next, &self.blocks, &mut ahead.found);
+            let fetch = |block: &BlockId| self.blocks.fetch(*block);
+            // What stands beside the hashes is wanted next; this fetches it together.
+            std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
         }
-        self.table.find(hash, &self.blocks)
+        match ahead.found[at - ahead.from].filter(|block| self.stands(*block, hashes[at])) {
+            None => self.find(hashes[at]),
+            found => found,
+        }
     }
 
     fn report(&mut self, report: Report<'_>) {
         let mut progress = Progress::default();
         let mut at = 0;
-        let mut previous: Option<Stretch> = None;
-        while at < report.hashes.len() {
-            let next = previous.and_then(|stretch| self.blocks.next(stretch.last()));
-            let apart = previous.is_some_and(|stretch| stretch.blocks == 1);
-            let found = self.locate(report.hashes, at, next, apart, &mut progress.ahead);
+        let mut next = None;
+        let mut found = self.find(report.hashes[0]);
+        loop {
             let stretch = match found {
                 Some(block) if self.blocks.set(block) != SetId::EMPTY => {
                     self.report_held(&report, at, block, &mut progress)
@@ -258,7 +242,7 @@ impl Arena {
                 Some(ghost) => match self.revive(&report, at, ghost, found == next, &mut progress) {
                     Some(stretch) => stretch,
                     None => {
-                        self.forget(ghost);
+                        self.forget(&[ghost]);
                         self.store(&report, at, next, &mut progress)
                     }
                 },
@@ -268,10 +252,15 @@ impl Arena {
                 self.blocks.join(stretch.first);
             }
             at += stretch.blocks;
-            previous = Some(stretch);
+            if at == report.hashes.len() {
+                break;
+            }
+            next = self.blocks.next(stretch.last());
+            found = self.locate(report.hashes, at, next, stretch.blocks == 1, &mut progress.ahead);
         }
-        let current = self.workers.get(report.worker).current(report.tier);
-        progress.noted.put_into(&mut self.workers.holding_mut(report.worker, report.tier, current).blocks);
+        let Report { worker, tier, generation, .. } = report;
+        progress.noted.put_into(&mut self.workers.holding_mut(worker, tier, generation).blocks);
+        self.workers.count_masked(worker, tier, generation, progress.noted.masked);
     }
 
     /// Reports a stretch that somebody holds, from `block` on.
@@ -282,30 +271,31 @@ impl Arena {
         block: BlockId,
         progress: &mut Progress,
     ) -> Stretch {
-        let alike = report.alike(at, self.blocks.same_set(block, report.hashes.len() - at));
-        let blocks = common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..]);
+        let blocks = match report.hashes.len() - at {
+            1 => 1,
+            left => {
+                let alike = report.alike(at, self.blocks.same_set(block, left));
+                common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..])
+            }
+        };
         let stretch = Stretch { first: block, blocks };
         let old = self.blocks.set(block);
         if !self.cleared.is_empty() && !self.is_held(old) {
             self.forget_history(stretch);
         }
         let mask = report.mask(at);
-        let old_mask = self.sets.mask_of(old, report.holder);
-        if old_mask != Some(mask) {
-            if !self.sets.change_in_place(old, blocks, report.holder, Some(mask)) {
-                let new = self.sets.with(old, report.holder, mask);
-                self.sets.add_blocks(new, blocks);
-                self.blocks.change_set(stretch, new);
-                self.sets.remove_blocks(old, blocks);
-            }
-            self.note_placements(report, stretch, old_mask, mask, progress);
+        let changed = self.sets.change(old, blocks, report.holder, Some(mask));
+        if changed.set != old {
+            self.blocks.change_set(stretch, changed.set);
         }
+        progress.noted.change(stretch, changed.old, Some(mask));
         self.blocks.put_tokens(stretch, report.tokens(at, blocks));
         self.blocks.join_within(stretch);
         stretch
     }
 
     /// Brings a stretch of ghosts back, unless it is a splinter.
+    #[inline(never)]
     fn revive(
         &mut self,
         report: &Report<'_>,
@@ -321,14 +311,14 @@ impl Arena {
         }
         let stretch = Stretch { first: ghost, blocks };
         let mask = report.mask(at);
-        let set = self.sets.with(SetId::EMPTY, report.holder, mask);
-        self.sets.add_blocks(set, blocks);
+        let set = self.sets.change(SetId::EMPTY, blocks, report.holder, Some(mask)).set;
         self.blocks.revive(stretch, set, report.tokens(at, blocks));
-        self.note_placements(report, stretch, None, mask, progress);
+        progress.noted.change(stretch, None, Some(mask));
         Some(stretch)
     }
 
     /// Stores the new blocks from `at` on, in `next` if it is free.
+    #[inline(never)]
     fn store(
         &mut self,
         report: &Report<'_>,
@@ -341,14 +331,12 @@ impl Arena {
             let hashes = &report.hashes[at + 1..at + report.alike(at, NEW_BLOCKS_AHEAD)];
             progress.unknown_until = at + 1;
             for hashes in hashes.chunks(TOGETHER) {
-                self.table.find_all(hashes, &self.blocks, &mut progress.ahead.found);
-                let unknown = progress.ahead.found.iter().take_while(|found| found.is_none()).count();
+                let unknown = self.table.unknown(hashes, &self.blocks);
                 progress.unknown_until += unknown;
                 if unknown < hashes.len() {
                     break;
                 }
             }
-            progress.ahead.found.clear();
         }
         let hashes = &report.hashes[at..progress.unknown_until];
         let new = hashes.len();
@@ -357,10 +345,8 @@ impl Arena {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
             _ => self.blocks.find_free(new),
         };
-        let mut ghosts: SmallVec<[BlockId; NEW_BLOCKS_AHEAD]> = SmallVec::new();
-        ghosts.extend(self.blocks.ghosts_in(stretch));
-        for ghost in ghosts {
-            self.forget(ghost);
+        if self.blocks.has_ghosts(stretch) {
+            self.forget_ghosts(stretch, stretch.blocks);
         }
         let hashes = &hashes[..stretch.blocks];
         self.blocks.write_hashes(stretch.first, hashes);
@@ -372,155 +358,73 @@ impl Arena {
             }
         }
         let mask = report.mask(at);
-        let set = self.sets.with(SetId::EMPTY, report.holder, mask);
-        self.sets.add_blocks(set, stretch.blocks);
+        let set = self.sets.change(SetId::EMPTY, stretch.blocks, report.holder, Some(mask)).set;
         self.blocks.take(stretch, set, report.tokens(at, stretch.blocks));
-        self.note_placements(report, stretch, None, mask, progress);
+        progress.noted.change(stretch, None, Some(mask));
         stretch
-    }
-
-    /// Notes for the worker's holding that a stretch went from `old` to `new`.
-    fn note_placements(
-        &mut self,
-        report: &Report<'_>,
-        stretch: Stretch,
-        old: Option<u32>,
-        new: u32,
-        progress: &mut Progress,
-    ) {
-        if old.is_none() {
-            progress.noted.add(stretch);
-        }
-        let current = self.workers.get(report.worker).current(report.tier);
-        let holding = self.workers.holding_mut(report.worker, report.tier, current);
-        let masked = |mask: u32| if mask == 0 { 0 } else { stretch.blocks as u64 };
-        holding.masked = holding.masked + masked(new) - old.map_or(0, masked);
     }
 
     fn revoke(&mut self, worker: WorkerId, tier: Tier, hashes: &[[u8; 8]]) {
         let generation = self.workers.get(worker).current(tier);
+        let holder = Holder::new(worker, tier, generation);
         let mut noted = Noted::default();
         let mut ahead = Ahead::default();
         let mut at = 0;
-        let mut previous: Option<BlockId> = None;
-        let mut apart = false;
-        while at < hashes.len() {
-            let next = previous.and_then(|block| self.blocks.next(block));
-            let before = previous.and_then(|block| self.blocks.before(block));
-            let guess = next.filter(|next| self.blocks.hash(*next).to_le_bytes() == hashes[at]).or(before);
-            let found = self
-                .locate(hashes, at, guess, apart, &mut ahead)
-                .filter(|block| self.blocks.set(*block) != SetId::EMPTY);
-            let Some(block) = found else {
-                at += 1;
-                previous = None;
-                apart = true;
-                continue;
+        let mut found = self.find(hashes[0]);
+        loop {
+            let held = found.filter(|block| self.blocks.set(*block) != SetId::EMPTY);
+            let (blocks, last) = match held {
+                None => (1, None),
+                Some(block) => {
+                    let (stretch, last) = self.stretch_of(block, &hashes[at..]);
+                    noted.change(stretch, self.withdraw(holder, stretch), None);
+                    (stretch.blocks, Some(last))
+                }
             };
-            let same = self.blocks.same_set(block, hashes.len() - at);
-            let ascending = common(&self.blocks.hashes_from(block)[..same], &hashes[at..]);
-            let descending = self.blocks.descending(block, &hashes[at..]);
-            let (stretch, last) = if ascending >= descending {
-                let stretch = Stretch { first: block, blocks: ascending };
-                (stretch, stretch.last())
-            } else {
-                let first = BlockId(block.0 + 1 - descending as u32);
-                (Stretch { first, blocks: descending }, first)
-            };
-            if self.withdraw(worker, tier, generation, stretch) {
-                noted.add(stretch);
-            }
-            at += stretch.blocks;
-            previous = Some(last);
-            apart = stretch.blocks == 1;
-        }
-        noted.take_from(&mut self.workers.holding_mut(worker, tier, generation).blocks);
-    }
-
-    /// Takes a worker's placement from a stretch that shares a set; says whether there was one.
-    ///
-    /// The worker's bitmap is the caller's to mend.
-    fn withdraw(&mut self, worker: WorkerId, tier: Tier, generation: usize, stretch: Stretch) -> bool {
-        let holder = Holder::new(worker, tier, generation);
-        let old = self.blocks.set(stretch.first);
-        let Some(mask) = self.sets.mask_of(old, holder) else { return false };
-        if !self.sets.change_in_place(old, stretch.blocks, holder, None) {
-            let new = self.sets.without(old, holder);
-            if new == SetId::EMPTY {
-                self.forget_hits(stretch);
-                self.blocks.free(stretch);
-                self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
-            } else {
-                self.sets.add_blocks(new, stretch.blocks);
-                self.blocks.change_set(stretch, new);
-            }
-            self.sets.remove_blocks(old, stretch.blocks);
-        }
-        if mask != 0 {
-            self.workers.holding_mut(worker, tier, generation).masked -= stretch.blocks as u64;
-        }
-        true
-    }
-
-    /// Makes a worker hold nothing at a tier: few placements at once, many by turning over.
-    ///
-    /// If the generation to turn to still waits for clean-up, the smaller of
-    /// both is cleaned up here. Applies clean up more than they report, so that
-    /// one is small whatever the order of reports and clears.
-    fn clear_tier(&mut self, worker: WorkerId, tier: Tier) {
-        let held = self.workers.get(worker).holding(tier).blocks.len();
-        let waiting = self.workers.get(worker).cleared(tier).blocks.len();
-        let current = self.workers.get(worker).current(tier);
-        if held <= CLEARED_AT_ONCE || waiting > held {
-            self.clean_up(worker, tier, current, usize::MAX);
-            return;
-        }
-        if waiting > 0 {
-            self.clean_up(worker, tier, 1 - current, usize::MAX);
-            self.cleared.retain(|cleared| *cleared != (worker, tier));
-        }
-        self.workers.turn_over(worker, tier);
-        self.cleared.push_back((worker, tier));
-    }
-
-    /// Cleans up at most `most` placements of cleared generations.
-    fn clean(&mut self, mut most: usize) {
-        while let Some((worker, tier)) = self.cleared.front().copied() {
-            if most == 0 {
-                return;
-            }
-            let generation = 1 - self.workers.get(worker).current(tier);
-            most -= self.clean_up(worker, tier, generation, most);
-            if self.workers.get(worker).cleared(tier).blocks.is_empty() {
-                self.cleared.pop_front();
-                self.workers.free_if_clean(worker);
-            }
-        }
-    }
-
-    /// Takes at most `most` placements of one generation out of the sets; says how many.
-    fn clean_up(&mut self, worker: WorkerId, tier: Tier, generation: usize, most: usize) -> usize {
-        let holding = self.workers.holding_mut(worker, tier, generation);
-        let mut held = std::mem::take(&mut holding.blocks);
-        let mut done = 0;
-        let mut iter = held.iter();
-        while let Some(range) = iter.next_range() {
-            let mut block = BlockId(*range.start());
-            let mut left = ((range.end() - range.start()) as usize + 1).min(most - done);
-            done += left;
-            while left > 0 {
-                let blocks = self.blocks.same_set(block, left);
-                self.withdraw(worker, tier, generation, Stretch { first: block, blocks });
-                left -= blocks;
-                block = BlockId(block.0.wrapping_add(blocks as u32));
-            }
-            if done == most {
+            at += blocks;
+            if at == hashes.len() {
                 break;
             }
+            let next = last.and_then(|block| self.blocks.next(block));
+            let before = last.and_then(|block| self.blocks.before(block));
+            let guess = next.filter(|next| self.blocks.hash(*next).to_le_bytes() == hashes[at]).or(before);
+            found = self.locate(hashes, at, guess, blocks == 1, &mut ahead);
         }
-        held.remove_smallest(done as u64);
-        self.workers.holding_mut(worker, tier, generation).blocks = held;
-        done
+        noted.take_from(&mut self.workers.holding_mut(worker, tier, generation).blocks);
+        self.workers.count_masked(worker, tier, generation, noted.masked);
+    }
+
+    /// The stretch with the set of `block` that has the first of `hashes`, up or down, and its last block in their order.
+    fn stretch_of(&self, block: BlockId, hashes: &[[u8; 8]]) -> (Stretch, BlockId) {
+        if hashes.len() == 1 {
+            return (Stretch { first: block, blocks: 1 }, block);
+        }
+        let same = self.blocks.same_set(block, hashes.len());
+        let ascending = common(&self.blocks.hashes_from(block)[..same], hashes);
+        let descending = self.blocks.descending(block, hashes);
+        if ascending >= descending {
+            let stretch = Stretch { first: block, blocks: ascending };
+            (stretch, stretch.last())
+        } else {
+            let first = BlockId(block.0 + 1 - descending as u32);
+            (Stretch { first, blocks: descending }, first)
+        }
+    }
+
+    /// Takes a worker's placement from a stretch that shares a set; gives its mask, if there was one.
+    ///
+    /// The worker's holding is the caller's to mend.
+    pub(super) fn withdraw(&mut self, holder: Holder, stretch: Stretch) -> Option<u32> {
+        let old = self.blocks.set(stretch.first);
+        let changed = self.sets.change(old, stretch.blocks, holder, None);
+        if changed.set == SetId::EMPTY {
+            self.forget_hits(stretch);
+            self.blocks.free(stretch);
+            self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
+        } else if changed.set != old {
+            self.blocks.change_set(stretch, changed.set);
+        }
+        changed.old
     }
 
     /// Whether any worker holds a block with this set; placements waiting for clean-up do not count.
@@ -546,11 +450,5 @@ impl Arena {
         if hits.len() * 8 < hits.capacity() {
             hits.shrink_to_fit();
         }
-    }
-
-    /// Takes a ghost out of the table.
-    fn forget(&mut self, ghost: BlockId) {
-        self.table.remove(self.blocks.hash(ghost), ghost, &self.blocks);
-        self.blocks.forget(ghost);
     }
 }

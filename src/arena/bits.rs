@@ -29,7 +29,11 @@ pub(super) fn masks(from: usize, to: usize) -> impl Iterator<Item = (usize, u64)
 }
 
 /// Sets or clears the bits of `from..to`.
+#[inline]
 pub(super) fn put_range(bits: &mut Bits, from: usize, to: usize, value: bool) {
+    if to - from == 1 {
+        return put(&mut bits[from / 64], from, value);
+    }
     for (number, mask) in masks(from, to) {
         bits[number] = if value { bits[number] | mask } else { bits[number] & !mask };
     }

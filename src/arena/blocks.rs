@@ -24,10 +24,10 @@
 //! comes back to its old place beside its old neighbours, so that layouts do not
 //! decay; and a removal never touches the table.
 //!
-//! Slots are given away by sweeping an open chunk for free ranges. A new chunk
-//! is opened when no chunk has an eighth of its slots free, which bounds what
-//! fragmentation can cost in bytes per block. Ranges shorter than the stretch
-//! are passed over for a while if a longer one may follow.
+//! Slots are given away by sweeping an open chunk for free ranges, and again as
+//! long as it is the emptiest. A new chunk is opened when none has an eighth of its
+//! slots free, which bounds what fragmentation can cost in bytes per block. Ranges
+//! shorter than the stretch are passed over for a while if a longer one may follow.
 
 use std::ops::RangeInclusive;
 
@@ -63,6 +63,12 @@ impl Stretch {
     /// The blocks' ids, as they stand in a bitmap.
     pub(crate) fn ids(self) -> RangeInclusive<u32> {
         self.first.0..=self.last().0
+    }
+
+    /// What is left of it behind one of its blocks, if anything.
+    pub(crate) fn behind(self, block: BlockId) -> Option<Stretch> {
+        let blocks = (self.last().0 - block.0) as usize;
+        (blocks > 0).then(|| Stretch { first: BlockId(block.0 + 1), blocks })
     }
 
     /// The blocks in order.
@@ -224,6 +230,7 @@ impl Blocks {
     }
 
     /// Gives the blocks of a stretch, all in use with one set, another one, not empty.
+    #[inline]
     pub(crate) fn change_set(&mut self, stretch: Stretch, set: SetId) {
         let from = stretch.first.slot();
         let to = from + stretch.blocks;
@@ -234,6 +241,7 @@ impl Blocks {
     }
 
     /// Writes known tokens, none or one count per block, over those of a stretch in use.
+    #[inline]
     pub(crate) fn put_tokens(&mut self, stretch: Stretch, tokens: &[u32]) {
         self.chunk_mut(stretch.first).put_tokens(stretch.first.slot(), stretch.blocks, tokens, false);
     }
@@ -250,12 +258,14 @@ impl Blocks {
     }
 
     /// The same for all but the first block of a stretch.
+    #[inline]
     pub(crate) fn join_within(&mut self, stretch: Stretch) {
         let slot = stretch.first.slot();
         self.chunk_mut(stretch.first).clear_starts(slot + 1, slot + stretch.blocks);
     }
 
     /// Frees a stretch in use and remembers its blocks as ghosts.
+    #[inline]
     pub(crate) fn free(&mut self, stretch: Stretch) {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
@@ -287,6 +297,7 @@ impl Blocks {
     }
 
     /// Takes a stretch of free slots without ghosts into use, hashes already written.
+    #[inline]
     pub(crate) fn take(&mut self, stretch: Stretch, set: SetId, tokens: &[u32]) {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = self.chunk_mut(stretch.first);
@@ -300,11 +311,12 @@ impl Blocks {
     }
 
     /// Writes the hashes of blocks that are about to be taken into use.
+    #[inline]
     pub(crate) fn write_hashes(&mut self, first: BlockId, hashes: &[[u8; 8]]) {
         let slot = first.slot();
         let chunk = self.chunk_mut(first);
         chunk.hashes[slot..slot + hashes.len()].copy_from_slice(hashes);
-        chunk.clear_starts(slot, slot + hashes.len());
+        chunk.clear_starts(slot + 1, slot + hashes.len());
         bits::put(&mut chunk.marks[slot / 64].start, slot, true);
         let last = slot + hashes.len() - 1;
         chunk.marks[last / 64].clear_link(last);
@@ -318,6 +330,7 @@ impl Blocks {
     }
 
     /// Forgets a ghost that has been taken out of the table.
+    #[inline]
     pub(crate) fn forget(&mut self, block: BlockId) {
         let slot = block.slot();
         let chunk = self.chunk_mut(block);
@@ -326,19 +339,28 @@ impl Blocks {
         self.remembered -= 1;
     }
 
-    /// The ghosts of a stretch of free slots.
+    /// Forgets all ghosts of a stretch of free slots, `ghosts` in number.
+    pub(crate) fn forget_all(&mut self, stretch: Stretch, ghosts: usize) {
+        let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
+        let chunk = self.chunk_mut(stretch.first);
+        bits::put_range(&mut chunk.ghosts, from, to, false);
+        chunk.remembered -= ghosts;
+        self.remembered -= ghosts;
+    }
+
+    /// Whether a stretch of free slots has ghosts.
+    #[inline]
+    pub(crate) fn has_ghosts(&self, stretch: Stretch) -> bool {
+        self.ghosts_in(stretch).next().is_some()
+    }
+
+    /// The ghosts of a stretch of free slots, ascending.
+    #[inline]
     pub(crate) fn ghosts_in(&self, stretch: Stretch) -> impl Iterator<Item = BlockId> {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
         let chunk = stretch.first.chunk();
         let ghosts = &self.chunk(stretch.first).ghosts;
-        let mut slot = from;
-        std::iter::from_fn(move || {
-            slot = bits::next(slot, to, |word| ghosts[word]);
-            (slot < to).then(|| {
-                slot += 1;
-                BlockId::new(chunk, slot - 1)
-            })
-        })
+        bits::ones(from, to, |word| ghosts[word]).map(move |slot| BlockId::new(chunk, slot))
     }
 
     /// Free slots right from `block` on, at most `most`.
@@ -393,7 +415,7 @@ impl Blocks {
         let live = |chunk: &Option<Chunk>| chunk.as_ref().map(|chunk| chunk.live);
         let emptiest = (0..self.chunks.len())
             .filter_map(|number| live(&self.chunks[number]).map(|live| (live, number)))
-            .filter(|(live, number)| *live <= enough && *number != self.open && !self.scattered)
+            .filter(|(live, _)| *live <= enough && !self.scattered)
             .min();
         self.swept = 0;
         self.open = match emptiest {
@@ -414,13 +436,13 @@ impl Blocks {
         self.chunk(block).live == 0
     }
 
-    /// A chunk without blocks that is not being filled, and up to `most` of its ghosts.
-    pub(crate) fn idle_chunk(&self, most: usize) -> Option<(usize, Vec<BlockId>)> {
-        let is_idle = |chunk: &Option<Chunk>| chunk.as_ref().is_some_and(|chunk| chunk.live == 0);
-        let number =
-            (0..self.chunks.len()).find(|number| *number != self.open && is_idle(&self.chunks[*number]))?;
-        let all = Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS };
-        Some((number, self.ghosts_in(all).take(most).collect()))
+    /// All slots and the number of ghosts of each chunk without blocks that is not being filled.
+    pub(crate) fn idle_chunks(&self) -> impl Iterator<Item = (Stretch, usize)> {
+        self.chunks.iter().enumerate().filter_map(|(number, chunk)| {
+            let all = Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS };
+            let idle = chunk.as_ref().filter(|chunk| chunk.live == 0 && number != self.open)?;
+            Some((all, idle.remembered))
+        })
     }
 
     /// Gives back the columns of a chunk without blocks and ghosts.

@@ -104,17 +104,22 @@ impl Chunk {
     ///
     /// `tokens` is empty, all unknown, or has one count per block. An unknown
     /// count is written for a new block and erases nothing of an old one.
+    #[inline]
     pub(super) fn put_tokens(&mut self, slot: usize, blocks: usize, tokens: &[u32], new: bool) {
+        let fits = |same| match tokens {
+            [] => !new || same == 0,
+            _ => tokens.iter().all(|tokens| *tokens == same || !new && *tokens == 0),
+        };
+        if !matches!(self.tokens, Tokens::Same(same) if fits(same)) {
+            self.write_tokens(slot, blocks, tokens, new);
+        }
+    }
+
+    /// The same where not all of the chunk's blocks have one count that stays.
+    #[inline(never)]
+    fn write_tokens(&mut self, slot: usize, blocks: usize, tokens: &[u32], new: bool) {
         let written = |tokens: u32| new || tokens != 0;
         if let Tokens::Same(same) = self.tokens {
-            let fits = if tokens.is_empty() {
-                !new || same == 0
-            } else {
-                tokens.iter().all(|tokens| *tokens == same || !written(*tokens))
-            };
-            if fits {
-                return;
-            }
             let first = tokens.first().copied().unwrap_or(0);
             if self.live == blocks && written(first) && tokens.iter().all(|tokens| *tokens == first) {
                 self.tokens = Tokens::Same(first);
@@ -158,6 +163,7 @@ impl Chunk {
     }
 
     /// Sets the edge bit of `slot` as its set and its left neighbour's say.
+    #[inline]
     pub(super) fn mend_edge(&mut self, slot: usize) {
         if slot >= CHUNK_SLOTS {
             return;

@@ -11,13 +11,15 @@
 //! | `sets` | interned placement sets; blocks with equal holders share one |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
 //! | `apply` | changes the parts, a stretch of blocks at a time |
+//! | `clear` | clears, and the clean-up that they put off |
 //! | `view`, `shared` | what readers see, and the one lock |
 //! | `audit` | checks the invariants below |
 //!
 //! Invariants, between two changes. The audit names the one that fails:
 //!
 //! - I1. Every slot in use and every ghost stands in the table once, under its
-//!   hash; nothing else stands there; no two slots of the table share a hash.
+//!   hash, and is counted where it passed; nothing else stands there; no two slots
+//!   of the table share a hash.
 //! - I2. A slot's set is the empty one exactly if the slot is free.
 //! - I3. Edge bits stand exactly where neighbouring slots have different sets.
 //! - I4. Sets are orderly and distinct, and count the blocks that have them.
@@ -33,6 +35,7 @@ mod audit;
 mod bits;
 mod blocks;
 mod chunk;
+mod clear;
 mod hashes;
 mod ids;
 mod lane;
@@ -104,7 +107,7 @@ impl Default for Tuning {
     }
 }
 
-/// All tables of the index, changed only by `apply`.
+/// All tables of the index, changed only by `apply` and `clear`.
 #[derive(Debug)]
 struct Arena {
     blocks: Blocks,
@@ -118,6 +121,8 @@ struct Arena {
     cleared: VecDeque<(WorkerId, Tier)>,
     /// Whether a chunk may have lost its last block since the last look.
     chunks_may_be_idle: bool,
+    /// The segment from which a sweep of the table for idle chunks' ghosts goes on; 0 if none is under way.
+    swept: usize,
 }
 
 impl Arena {
@@ -135,6 +140,7 @@ impl Arena {
             hits: Mutex::default(),
             cleared: VecDeque::new(),
             chunks_may_be_idle: false,
+            swept: 0,
         }
     }
 }

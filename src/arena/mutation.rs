@@ -117,11 +117,12 @@ impl fmt::Display for BatchError {
 impl std::error::Error for BatchError {}
 
 impl Batch<'_> {
-    /// Checks all that can be wrong with a batch by itself.
-    pub(super) fn check(&self) -> Result<(), BatchError> {
+    /// Checks all that can be wrong with a batch by itself; gives the number of hashes over all actions.
+    pub(super) fn check(&self) -> Result<usize, BatchError> {
         if self.worker_id.is_empty() {
             return Err(BatchError::EmptyWorkerId);
         }
+        let mut all = 0;
         for (number, action) in self.actions.iter().enumerate() {
             let (hashes, metadata) = match action {
                 Action::Report { hashes, masks, tokens, .. } => (hashes.len(), [masks.len(), tokens.len()]),
@@ -134,16 +135,8 @@ impl Batch<'_> {
             if let Some(metadata) = metadata.into_iter().find(|length| *length != 0 && *length != hashes) {
                 return Err(BatchError::MetadataLength { action: number, hashes, metadata });
             }
+            all += hashes;
         }
-        Ok(())
-    }
-
-    /// Number of hashes over all actions.
-    pub(super) fn hashes(&self) -> usize {
-        let hashes = |action: &Action<'_>| match action {
-            Action::Report { hashes, .. } | Action::Revoke { hashes, .. } => hashes.len(),
-            Action::ClearTier { .. } => 0,
-        };
-        self.actions.iter().map(hashes).sum()
+        Ok(all)
     }
 }

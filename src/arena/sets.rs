@@ -139,13 +139,23 @@ pub(crate) struct Sets {
     mix: Mix,
 }
 
-/// That `from` becomes `to` when `holder` gets `mask` or goes.
+/// That `from` becomes `to` when `holder`, in it under `old`, gets `mask` or goes.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     from: SetId,
     holder: Holder,
     mask: Option<u32>,
+    old: Option<u32>,
     to: SetId,
+}
+
+/// What became of blocks when a placement of all of them changed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Changed {
+    /// The set they have now: the one they had, if nothing had to change or it was changed itself.
+    pub(crate) set: SetId,
+    /// The mask that the holder had in it before, if it was there.
+    pub(crate) old: Option<u32>,
 }
 
 impl Sets {
@@ -202,72 +212,75 @@ impl Sets {
         self.mix.mix(self.mix.mix(place) ^ u64::from(mask))
     }
 
-    /// The set that is `id` with `holder` in it under `mask`, whatever its mask was.
+    /// Moves `blocks` blocks from set `from` to the one that has `holder` under `mask`, or for `None` has it not.
     ///
-    /// The result counts no block yet: [`Sets::add_blocks`] must follow.
-    pub(crate) fn with(&mut self, id: SetId, holder: Holder, mask: u32) -> SetId {
-        self.changed(id, holder, Some(mask))
-    }
-
-    /// The set that is `id` without `holder`; see [`Sets::with`].
-    pub(crate) fn without(&mut self, id: SetId, holder: Holder) -> SetId {
-        self.changed(id, holder, None)
-    }
-
-    fn changed(&mut self, id: SetId, holder: Holder, mask: Option<u32>) -> SetId {
-        if let Some(last) = self.last.filter(|last| (last.from, last.holder, last.mask) == (id, holder, mask))
-        {
-            return last.to;
-        }
-        let old_mask = self.mask_of(id, holder);
-        if old_mask == mask {
-            return id;
-        }
-        let mut entries: Entries = SmallVec::from_slice(self.entries(id));
-        change(&mut entries, holder, old_mask, mask);
-        entries.shrink_to_fit();
-        let content = if id == SetId::EMPTY { 0 } else { self.set(id).content };
-        let to = self.intern(entries, content ^ self.difference(holder, old_mask, mask));
-        self.last = Some(Change { from: id, holder, mask, to });
-        to
-    }
-
-    /// Changes a set itself, if `blocks` are all that have it and no other set becomes equal.
-    ///
-    /// Blocks whose holders all differ keep their sets this way, and nothing is
-    /// allocated or freed. Says whether it did; if not, nothing has changed.
-    pub(crate) fn change_in_place(
+    /// Mostly it is the last change over again, and only the counts of two sets differ.
+    #[inline]
+    pub(crate) fn change(
         &mut self,
-        id: SetId,
+        from: SetId,
         blocks: usize,
         holder: Holder,
         mask: Option<u32>,
-    ) -> bool {
-        let Set { content, blocks: having, .. } = *self.set(id);
-        if having as usize != blocks {
+    ) -> Changed {
+        let again = |last: &Change| (last.from, last.holder, last.mask) == (from, holder, mask);
+        if let Some(Change { to, old, .. }) = self.last.filter(again)
+            && self.leave(from, blocks)
+        {
+            self.add_blocks(to, blocks);
+            return Changed { set: to, old };
+        }
+        self.change_anew(from, blocks, holder, mask)
+    }
+
+    /// The same where the last change was another one, or takes the last blocks from a set.
+    #[inline(never)]
+    fn change_anew(&mut self, from: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> Changed {
+        let old = self.mask_of(from, holder);
+        if old == mask {
+            return Changed { set: from, old };
+        }
+        let content = if from == SetId::EMPTY { 0 } else { self.set(from).content };
+        let content = content ^ self.difference(holder, old, mask);
+        if self.is_free_to_change(from, blocks, holder, mask) && !self.is_known(content) {
+            self.unlink(from);
+            let set = self.set_mut(from);
+            change(&mut set.entries, holder, old, mask);
+            set.entries.shrink_to_fit();
+            set.content = content;
+            set.next = SetId::EMPTY;
+            self.by_content[map_of(content)].insert(content, from);
+            self.forget_change(from);
+            return Changed { set: from, old };
+        }
+        let mut entries: Entries = SmallVec::from_slice(self.entries(from));
+        change(&mut entries, holder, old, mask);
+        entries.shrink_to_fit();
+        let to = self.intern(entries, content);
+        self.last = Some(Change { from, holder, mask, old, to });
+        self.add_blocks(to, blocks);
+        if !self.leave(from, blocks) {
+            self.forget(from);
+        }
+        Changed { set: to, old }
+    }
+
+    /// Whether a set can itself become what `blocks` blocks need: they are all that have it, and
+    /// it is not left empty.
+    ///
+    /// Blocks whose holders all differ keep their sets this way, and nothing is
+    /// allocated or freed.
+    fn is_free_to_change(&self, id: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> bool {
+        if id == SetId::EMPTY || self.set(id).blocks as usize != blocks {
             return false;
         }
-        let old_mask = self.mask_of(id, holder);
-        let changed = content ^ self.difference(holder, old_mask, mask);
-        if self.by_content[map_of(changed)].contains_key(&changed) {
-            return false;
-        }
-        let left_empty = mask.is_none() && {
-            let entries = self.entries(id);
-            entries.len() == 1 && entries[0].bits == holder.bits()
-        };
-        if left_empty {
-            return false;
-        }
-        self.unlink(id);
-        let set = self.set_mut(id);
-        change(&mut set.entries, holder, old_mask, mask);
-        set.entries.shrink_to_fit();
-        set.content = changed;
-        set.next = SetId::EMPTY;
-        self.by_content[map_of(changed)].insert(changed, id);
-        self.forget_change(id);
-        true
+        let entries = self.entries(id);
+        mask.is_some() || entries.len() > 1 || entries[0].bits != holder.bits()
+    }
+
+    /// Whether a set has this content hash.
+    fn is_known(&self, content: u64) -> bool {
+        self.by_content[map_of(content)].contains_key(&content)
     }
 
     /// What a content hash changes by when `holder` goes from `old` to `new`.
@@ -318,22 +331,27 @@ impl Sets {
     }
 
     /// Counts `blocks` more blocks with this set.
-    pub(crate) fn add_blocks(&mut self, id: SetId, blocks: usize) {
+    #[inline]
+    fn add_blocks(&mut self, id: SetId, blocks: usize) {
         if id != SetId::EMPTY {
             self.set_mut(id).blocks += blocks as u32;
         }
     }
 
-    /// Counts `blocks` fewer blocks with this set and forgets it with the last one.
-    pub(crate) fn remove_blocks(&mut self, id: SetId, blocks: usize) {
+    /// Counts `blocks` fewer blocks with this set, unless they are the last; says whether it did.
+    #[inline]
+    fn leave(&mut self, id: SetId, blocks: usize) -> bool {
         if id == SetId::EMPTY {
-            return;
+            return true;
         }
         let set = self.set_mut(id);
-        set.blocks -= blocks as u32;
-        if set.blocks > 0 {
-            return;
-        }
+        let stays = set.blocks > blocks as u32;
+        set.blocks -= if stays { blocks as u32 } else { 0 };
+        stays
+    }
+
+    /// Forgets a set that no block has any more.
+    fn forget(&mut self, id: SetId) {
         self.forget_change(id);
         self.unlink(id);
         let index = id.0 as usize - 1;

@@ -104,12 +104,12 @@ impl Index {
     /// # Errors
     /// The batch breaks a rule of [`BatchError`]; the index is as it was.
     pub fn apply_if(&self, batch: &Batch<'_>, still: impl FnOnce() -> bool) -> Result<Outcome, BatchError> {
-        batch.check()?;
+        let hashes = batch.check()?;
         let mut view = self.view.write();
         if !still() {
             return Ok(Outcome::Overtaken);
         }
-        let outcome = whole(|| view.arena.apply(batch));
+        let outcome = whole(|| view.arena.apply(batch, hashes));
         self.tell(view);
         Ok(if outcome? { Outcome::New } else { Outcome::Known })
     }
@@ -147,6 +147,7 @@ impl Index {
     }
 
     /// Lets go of the lock and tells of clean-up that is due.
+    #[inline]
     fn tell(&self, view: RwLockWriteGuard<'_, ReadView>) {
         let due = view.arena.maintenance_due();
         drop(view);

@@ -26,6 +26,7 @@ use smallvec::SmallVec;
 use wide::u8x16;
 
 use super::blocks::Blocks;
+use super::hashes::PackedHashes;
 use super::ids::BlockId;
 use super::mix::Mix;
 
@@ -38,6 +39,9 @@ const LOAD_MAX_EIGHTHS: usize = 7;
 
 /// Hashes looked up together: more than a processor has cache misses under way at once.
 pub(crate) const TOGETHER: usize = 32;
+
+/// Buckets of a segment whose ids are moved together when it grows, for the same reason.
+const RESIZED_TOGETHER: usize = 4;
 
 /// Segments unless set otherwise. At 20 million blocks a segment has 5,000 ids
 /// and grows in about 50 µs; at 1 billion it has 250,000 and takes about 3 ms.
@@ -54,6 +58,9 @@ struct Bucket {
 const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
 
 const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; 16] };
+
+/// A bit for each place of a bucket.
+const ALL_PLACES: u32 = (1 << BUCKET_IDS) - 1;
 
 /// Some of the places of a bucket, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,7 +86,55 @@ impl Bucket {
     #[inline]
     fn places(&self, tag: u8) -> Places {
         let equal = u8x16::new(self.tags).simd_eq(u8x16::splat(tag));
-        Places(equal.to_bitmask() & ((1 << BUCKET_IDS) - 1))
+        Places(equal.to_bitmask() & ALL_PLACES)
+    }
+
+    /// Places with an id of a chunk whose flag is set, without a branch, as none could be foretold.
+    #[inline]
+    fn of_chunks(&self, flags: &[bool]) -> Places {
+        let flag = |id: u32| flags.get(BlockId(id).chunk()).copied().unwrap_or(false);
+        let set = |places, (place, id): (usize, &u32)| places | u32::from(flag(*id)) << place;
+        Places(self.ids.iter().enumerate().fold(0, set) & !self.places(0).0)
+    }
+
+    /// The block here that has this tag and hash.
+    #[inline]
+    fn find(&self, tag: u8, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let mut places = self.places(tag);
+        while places != Places::NONE {
+            let block = BlockId(self.ids[places.first()]);
+            if blocks.hash(block) == hash {
+                return Some(block);
+            }
+            places = places.without_first();
+        }
+        None
+    }
+
+    /// Puts `block` into the first free place; says whether there was one.
+    #[inline]
+    fn put(&mut self, tag: u8, block: BlockId) -> bool {
+        let free = self.places(0);
+        if free != Places::NONE {
+            self.ids[free.first()] = block.0;
+            self.tags[free.first()] = tag;
+        }
+        free != Places::NONE
+    }
+
+    /// Takes `block` out; says whether it was here.
+    #[inline]
+    fn take(&mut self, tag: u8, block: BlockId) -> bool {
+        let mut places = self.places(tag);
+        while places != Places::NONE {
+            let place = places.first();
+            if self.ids[place] == block.0 {
+                self.tags[place] = 0;
+                return true;
+            }
+            places = places.without_first();
+        }
+        false
     }
 
     /// How many ids passed this bucket because it was full.
@@ -89,6 +144,7 @@ impl Bucket {
         u32::from_le_bytes([a, b, c, d])
     }
 
+    #[inline]
     fn put_passed(&mut self, passed: u32) {
         self.tags[BUCKET_IDS..].copy_from_slice(&passed.to_le_bytes());
     }
@@ -98,6 +154,17 @@ impl Bucket {
 struct Segment {
     buckets: Box<[Bucket]>,
     ids: usize,
+}
+
+/// What a hash's home bucket says of where its block is.
+#[derive(Debug, Clone, Copy)]
+enum Candidate {
+    /// In no bucket.
+    Absent,
+    /// Most likely this block: it is the first with the hash's tag.
+    Likely(BlockId),
+    /// In a later bucket, if anywhere.
+    Elsewhere,
 }
 
 /// The table. Invariant: it holds each id at most once, under its block's hash.
@@ -122,48 +189,71 @@ impl Table {
     /// The block with this hash, also if it is free and only remembered.
     #[inline]
     pub(crate) fn find(&self, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let mixed = self.mix.mix(hash as u64);
-        self.segments[self.segment_of(mixed)].find(mixed, hash, blocks)
+        self.find_mixed(self.mix.mix(hash as u64), hash.to_le_bytes(), blocks)
     }
 
-    /// Looks `hashes` up together, into `found`.
-    ///
-    /// In a large table each look-up misses the cache twice, for its bucket and for
-    /// its block's hash. Only loads without a branch between them overlap, so all
-    /// buckets are fetched first, then all hashes that a tag points to.
+    #[inline]
+    fn find_mixed(&self, mixed: u64, hash: [u8; 8], blocks: &Blocks) -> Option<BlockId> {
+        self.segments[self.segment_of(mixed)].find(mixed, i64::from_le_bytes(hash), blocks)
+    }
+
+    /// Looks `hashes` up together, at most [`TOGETHER`], into `found`; see [`Table::fetch`].
     pub(crate) fn find_all(
         &self,
         hashes: &[[u8; 8]],
         blocks: &Blocks,
         found: &mut SmallVec<[Option<BlockId>; TOGETHER]>,
     ) {
+        let (mixed, absent) = self.fetch(hashes, blocks);
         found.clear();
-        for hashes in hashes.chunks(TOGETHER) {
-            let mut mixed = [0; TOGETHER];
-            let mut fetched = 0;
-            for (hash, mixed) in hashes.iter().zip(&mut mixed) {
-                *mixed = self.mix.mix(u64::from_le_bytes(*hash));
-                fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
-            }
-            for mixed in &mixed[..hashes.len()] {
-                if let Some(block) = self.segments[self.segment_of(*mixed)].candidate(*mixed) {
-                    fetched ^= blocks.hash(block) as u32;
-                }
-            }
-            std::hint::black_box(fetched);
-            found.extend(hashes.iter().zip(&mixed).map(|(hash, mixed)| {
-                self.segments[self.segment_of(*mixed)].find(*mixed, i64::from_le_bytes(*hash), blocks)
-            }));
+        found.extend(hashes.iter().zip(mixed).enumerate().map(|(place, (hash, mixed))| {
+            let may_be_there = absent >> place & 1 == 0;
+            may_be_there.then(|| self.find_mixed(mixed, *hash, blocks)).flatten()
+        }));
+    }
+
+    /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::fetch`].
+    pub(crate) fn unknown(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> usize {
+        let (mixed, absent) = self.fetch(hashes, blocks);
+        (0..hashes.len())
+            .find(|place| {
+                absent >> place & 1 == 0 && self.find_mixed(mixed[*place], hashes[*place], blocks).is_some()
+            })
+            .unwrap_or(hashes.len())
+    }
+
+    /// Fetches the bucket of the first of some hashes: it misses the cache while other things are looked up.
+    #[inline]
+    pub(crate) fn fetch_first(&self, hashes: PackedHashes<'_>) {
+        if let Some(hash) = hashes.get(0) {
+            let mixed = self.mix.mix(hash as u64);
+            std::hint::black_box(self.segments[self.segment_of(mixed)].passed(mixed));
         }
     }
 
-    /// Fetches the buckets of `hashes`, which are about to be taken out; see [`Table::find_all`].
-    pub(crate) fn fetch(&self, hashes: impl Iterator<Item = i64>) {
-        let fetched = hashes.fold(0, |fetched, hash| {
-            let mixed = self.mix.mix(hash as u64);
-            fetched ^ self.segments[self.segment_of(mixed)].passed(mixed)
-        });
+    /// Mixes hashes and fetches what look-ups of them will read; a bit says that one stands nowhere.
+    ///
+    /// In a large table each look-up misses the cache twice, for its bucket and for
+    /// its block's hash. Only loads without a branch between them overlap, so all
+    /// buckets are fetched first, then all hashes that a tag points to.
+    fn fetch(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> ([u64; TOGETHER], u64) {
+        debug_assert!(hashes.len() <= TOGETHER, "more hashes than are looked up together");
+        let mut mixed = [0; TOGETHER];
+        let mut fetched = 0;
+        for (hash, mixed) in hashes.iter().zip(&mut mixed) {
+            *mixed = self.mix.mix(u64::from_le_bytes(*hash));
+            fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
+        }
+        let mut absent = 0;
+        for (place, (mixed, _)) in mixed.iter().zip(hashes).enumerate() {
+            match self.segments[self.segment_of(*mixed)].candidate(*mixed) {
+                Candidate::Absent => absent |= 1 << place,
+                Candidate::Likely(block) => fetched ^= blocks.hash(block) as u32,
+                Candidate::Elsewhere => {}
+            }
+        }
         std::hint::black_box(fetched);
+        (mixed, absent)
     }
 
     /// Adds `block` under `hash`, whose column entry is already written.
@@ -183,19 +273,49 @@ impl Table {
         Ok(())
     }
 
-    /// Takes `block` out, which stands under `hash`.
-    pub(crate) fn remove(&mut self, hash: i64, block: BlockId, blocks: &Blocks) {
-        let mixed = self.mix.mix(hash as u64);
+    /// Takes some blocks out, each of which stands under its hash, at most [`TOGETHER`].
+    ///
+    /// All their buckets are fetched first; see [`Table::fetch`].
+    pub(crate) fn remove_all(&mut self, some: &[BlockId], blocks: &Blocks) {
+        debug_assert!(some.len() <= TOGETHER, "more blocks than are looked up together");
+        let mut mixed = [0; TOGETHER];
+        let mut fetched = 0;
+        for (block, mixed) in some.iter().zip(&mut mixed) {
+            *mixed = self.mix.mix(blocks.hash(*block) as u64);
+            fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
+        }
+        std::hint::black_box(fetched);
+        for (block, mixed) in some.iter().zip(mixed) {
+            self.remove(mixed, *block, blocks);
+        }
+    }
+
+    fn remove(&mut self, mixed: u64, block: BlockId, blocks: &Blocks) {
         let number = self.segment_of(mixed);
         let segment = &mut self.segments[number];
         let removed = segment.take(mixed, block);
         debug_assert!(removed, "{block:?} stands in the table");
-        let places = segment.buckets.len() * BUCKET_IDS;
-        if segment.ids == 0 {
-            *segment = Segment::default();
-        } else if segment.ids * 4 < places && segment.buckets.len() > 1 {
-            segment.resize(segment.buckets.len().div_ceil(2), self.mix, blocks);
+        segment.shrink(self.mix, blocks);
+    }
+
+    /// Takes out the blocks of idle chunks, as a flag of each chunk says, and forgets their ghosts, from
+    /// segment `from` on until `most` blocks have been looked at; gives the segment to go on from, if any.
+    pub(crate) fn sweep(
+        &mut self,
+        from: usize,
+        mut most: usize,
+        idle: &[bool],
+        blocks: &mut Blocks,
+    ) -> Option<usize> {
+        for (number, segment) in self.segments.iter_mut().enumerate().skip(from) {
+            if most == 0 {
+                return Some(number);
+            }
+            most = most.saturating_sub(segment.ids);
+            segment.sweep(self.mix, idle, blocks);
+            segment.shrink(self.mix, blocks);
         }
+        None
     }
 
     /// Forgets every id at once.
@@ -217,16 +337,28 @@ impl Table {
         buckets + size_of_val::<[Segment]>(&self.segments)
     }
 
-    /// Checks each segment by itself; the arena's audit checks ids against blocks.
-    pub(crate) fn audit(&self) -> Result<(), String> {
+    /// Checks what each segment counts; the arena's audit checks ids against blocks.
+    pub(crate) fn audit(&self, blocks: &Blocks) -> Result<(), String> {
         for (number, segment) in self.segments.iter().enumerate() {
-            let ids: usize = segment
-                .buckets
-                .iter()
-                .map(|bucket| bucket.tags[..BUCKET_IDS].iter().filter(|tag| **tag != 0).count())
-                .sum();
-            if ids != segment.ids {
-                return Err(format!("segment {number} counts {} ids and has {ids}", segment.ids));
+            let mut counted = Segment { buckets: segment.buckets.clone(), ids: 0 };
+            counted.buckets.iter_mut().for_each(|bucket| bucket.put_passed(0));
+            for (place, bucket) in segment.buckets.iter().enumerate() {
+                for (id, _) in bucket.ids.iter().zip(bucket.tags).filter(|(_, tag)| *tag != 0) {
+                    let mut passed = segment.home(self.mix.mix(blocks.hash(BlockId(*id)) as u64));
+                    while passed != place {
+                        let bucket = &mut counted.buckets[passed];
+                        bucket.put_passed(bucket.passed() + 1);
+                        passed = segment.after(passed);
+                    }
+                    counted.ids += 1;
+                }
+            }
+            if counted.ids != segment.ids {
+                return Err(format!("segment {number} counts {} ids and has {}", segment.ids, counted.ids));
+            }
+            let alike = |(counted, bucket): (&Bucket, &Bucket)| counted.passed() == bucket.passed();
+            if !counted.buckets.iter().zip(&segment.buckets).all(alike) {
+                return Err(format!("segment {number} has buckets that count wrong who passed them"));
             }
         }
         Ok(())
@@ -253,27 +385,31 @@ impl Segment {
         ((u64::from((mixed >> 16) as u32) * self.buckets.len() as u64) >> 32) as usize
     }
 
+    /// The bucket after one, the first after the last.
+    #[inline]
+    fn after(&self, number: usize) -> usize {
+        if number + 1 == self.buckets.len() { 0 } else { number + 1 }
+    }
+
     #[inline]
     fn find(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let tag = tag_of(mixed);
-        let mut number = self.home(mixed);
-        for _ in 0..self.buckets.len() {
+        let bucket = self.buckets.get(self.home(mixed))?;
+        let found = bucket.find(tag_of(mixed), hash, blocks);
+        if found.is_some() || bucket.passed() == 0 { found } else { self.find_further(mixed, hash, blocks) }
+    }
+
+    /// The block if its home bucket was full.
+    #[inline(never)]
+    fn find_further(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let home = self.home(mixed);
+        let mut number = self.after(home);
+        while number != home {
             let bucket = &self.buckets[number];
-            let mut places = bucket.places(tag);
-            while places != Places::NONE {
-                let block = BlockId(bucket.ids[places.first()]);
-                if blocks.hash(block) == hash {
-                    return Some(block);
-                }
-                places = places.without_first();
+            let found = bucket.find(tag_of(mixed), hash, blocks);
+            if found.is_some() || bucket.passed() == 0 {
+                return found;
             }
-            if bucket.passed() == 0 {
-                return None;
-            }
-            number += 1;
-            if number == self.buckets.len() {
-                number = 0;
-            }
+            number = self.after(number);
         }
         None
     }
@@ -284,77 +420,108 @@ impl Segment {
         self.buckets.get(self.home(mixed)).map_or(0, Bucket::passed)
     }
 
-    /// The first block of the home bucket with the tag, most likely the one.
+    /// What the home bucket says of a hash without a look at its blocks.
     #[inline]
-    fn candidate(&self, mixed: u64) -> Option<BlockId> {
-        let bucket = self.buckets.get(self.home(mixed))?;
-        let places = bucket.places(tag_of(mixed));
-        (places != Places::NONE).then(|| BlockId(bucket.ids[places.first()]))
+    fn candidate(&self, mixed: u64) -> Candidate {
+        let Some(bucket) = self.buckets.get(self.home(mixed)) else { return Candidate::Absent };
+        match bucket.places(tag_of(mixed)) {
+            Places::NONE if bucket.passed() == 0 => Candidate::Absent,
+            Places::NONE => Candidate::Elsewhere,
+            places => Candidate::Likely(BlockId(bucket.ids[places.first()])),
+        }
     }
 
     /// Adds `block`; there is room.
+    #[inline]
     fn add(&mut self, mixed: u64, block: BlockId) {
         let mut number = self.home(mixed);
-        loop {
+        while !self.buckets[number].put(tag_of(mixed), block) {
             let bucket = &mut self.buckets[number];
-            let free = bucket.places(0);
-            if free != Places::NONE {
-                let place = free.first();
-                bucket.ids[place] = block.0;
-                bucket.tags[place] = tag_of(mixed);
-                self.ids += 1;
-                return;
-            }
             bucket.put_passed(bucket.passed() + 1);
-            number += 1;
-            if number == self.buckets.len() {
-                number = 0;
-            }
+            number = self.after(number);
         }
+        self.ids += 1;
     }
 
     fn take(&mut self, mixed: u64, block: BlockId) -> bool {
-        let tag = tag_of(mixed);
         let home = self.home(mixed);
         let mut number = home;
-        for _ in 0..self.buckets.len() {
-            let bucket = &mut self.buckets[number];
-            for place in 0..BUCKET_IDS {
-                if bucket.tags[place] == tag && bucket.ids[place] == block.0 {
-                    bucket.tags[place] = 0;
-                    self.ids -= 1;
-                    let mut passed = home;
-                    while passed != number {
-                        let passed_by = self.buckets[passed].passed();
-                        self.buckets[passed].put_passed(passed_by - 1);
-                        passed = (passed + 1) % self.buckets.len();
-                    }
-                    return true;
-                }
-            }
-            if bucket.passed() == 0 {
+        while !self.buckets[number].take(tag_of(mixed), block) {
+            let next = self.after(number);
+            if self.buckets[number].passed() == 0 || next == home {
                 return false;
             }
-            number = (number + 1) % self.buckets.len();
+            number = next;
         }
-        false
+        self.ids -= 1;
+        self.take_back(home, number);
+        true
     }
 
+    /// Takes back what an id counted on its way from its home bucket to another one.
+    #[inline]
+    fn take_back(&mut self, home: usize, number: usize) {
+        let mut passed = home;
+        while passed != number {
+            let bucket = &mut self.buckets[passed];
+            bucket.put_passed(bucket.passed() - 1);
+            passed = self.after(passed);
+        }
+    }
+
+    fn sweep(&mut self, mix: Mix, idle: &[bool], blocks: &mut Blocks) {
+        let mut before = self.buckets.len().saturating_sub(1);
+        for number in 0..self.buckets.len() {
+            let mut places = self.buckets[number].of_chunks(idle);
+            while places != Places::NONE {
+                let (bucket, place) = (&mut self.buckets[number], places.first());
+                let block = BlockId(bucket.ids[place]);
+                bucket.tags[place] = 0;
+                self.ids -= 1;
+                // If nothing passed the bucket before, all that stand here are at home.
+                if self.buckets[before].passed() > 0 {
+                    self.take_back(self.home(mix.mix(blocks.hash(block) as u64)), number);
+                }
+                blocks.forget(block);
+                places = places.without_first();
+            }
+            before = number;
+        }
+    }
+
+    /// Gives memory back if the segment has become too large for its ids.
+    #[inline]
+    fn shrink(&mut self, mix: Mix, blocks: &Blocks) {
+        let mut buckets = self.buckets.len();
+        while self.ids * 4 < buckets * BUCKET_IDS && buckets > 1 {
+            buckets = buckets.div_ceil(2);
+        }
+        if self.ids == 0 {
+            *self = Segment::default();
+        } else if buckets < self.buckets.len() {
+            self.resize(buckets, mix, blocks);
+        }
+    }
+
+    #[inline(never)]
     fn resize(&mut self, buckets: usize, mix: Mix, blocks: &Blocks) {
         let old = std::mem::replace(&mut self.buckets, vec![EMPTY_BUCKET; buckets].into_boxed_slice());
-        // First every hash is fetched, then every id placed: the fetches miss the
+        self.ids = 0;
+        // First many hashes are fetched, then their ids placed: the fetches miss the
         // cache, and only without a branch on what they bring do they overlap.
-        let mut placed = Vec::with_capacity(self.ids);
-        for bucket in &old {
-            for (id, tag) in bucket.ids.iter().zip(&bucket.tags) {
-                if *tag != 0 {
-                    placed.push((mix.mix(blocks.hash(BlockId(*id)) as u64), BlockId(*id)));
+        let mut fetched = [(0, BlockId(0)); RESIZED_TOGETHER * BUCKET_IDS];
+        for buckets in old.chunks(RESIZED_TOGETHER) {
+            let mut count = 0;
+            for bucket in buckets {
+                for (id, _) in bucket.ids.iter().zip(bucket.tags).filter(|(_, tag)| *tag != 0) {
+                    let block = BlockId(*id);
+                    fetched[count] = (mix.mix(blocks.hash(block) as u64), block);
+                    count += 1;
                 }
             }
-        }
-        self.ids = 0;
-        for (mixed, block) in placed {
-            self.add(mixed, block);
+            for (mixed, block) in &fetched[..count] {
+                self.add(*mixed, *block);
+            }
         }
     }
 }

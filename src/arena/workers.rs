@@ -259,6 +259,7 @@ impl Workers {
         if self.fleet.len() <= id.index() / 64 {
             self.fleet.push(FleetWord::default());
         }
+        self.put_spec(id, None);
         self.put_label(id, Label { id: name.into(), address: address.into(), wire: OnceLock::new() });
         id
     }
@@ -319,11 +320,17 @@ impl Workers {
         self.batches += 1;
         let worker = &mut self.workers[id.index()];
         worker.seq = seq;
-        worker.spec = spec;
         worker.heard = self.batches;
         if worker.silent {
             self.put_silent(id, false);
         }
+        if self.get(id).spec != spec {
+            self.put_spec(id, spec);
+        }
+    }
+
+    fn put_spec(&mut self, id: WorkerId, spec: Option<CacheSpec>) {
+        self.workers[id.index()].spec = spec;
         let (word, bit) = word_and_bit(&mut self.fleet, id);
         put_spec(word, bit, spec);
     }
@@ -340,8 +347,17 @@ impl Workers {
         self.mend_masked(id);
     }
 
-    /// Counts the placements with components of a worker anew after a change.
-    pub(crate) fn mend_masked(&mut self, id: WorkerId) {
+    /// Counts `more` placements with components, or fewer, of a worker at a tier in a generation.
+    #[inline]
+    pub(crate) fn count_masked(&mut self, id: WorkerId, tier: Tier, generation: usize, more: i64) {
+        if more != 0 {
+            let masked = &mut self.holding_mut(id, tier, generation).masked;
+            *masked = masked.wrapping_add_signed(more);
+            self.mend_masked(id);
+        }
+    }
+
+    fn mend_masked(&mut self, id: WorkerId) {
         let worker = &self.workers[id.index()];
         let masked = Tier::ALL.iter().any(|tier| worker.holding(*tier).masked > 0);
         let (word, bit) = word_and_bit(&mut self.fleet, id);

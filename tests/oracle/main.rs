@@ -5,6 +5,7 @@ mod ops;
 #[path = "../common/pair.rs"]
 mod pair;
 
+mod chunks;
 mod clears;
 mod fleet;
 mod growth;

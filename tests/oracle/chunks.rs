@@ -1,0 +1,99 @@
+//! Chunks of slots: refilled while there is room in them, given back once nobody holds anything there.
+//!
+//! Giving chunks back takes many steps when they are large, and reports go on in
+//! between: they bring remembered blocks back, or store others.
+
+use sgl_kv_indexer::arena::{Action, Batch, Index, PackedHashes, Tier, Tuning};
+
+use crate::ops::Pool;
+
+/// Small enough for many chunks, large enough that blocks by the chunk are more than a step looks at.
+const CHUNK_SLOTS: u32 = 1_024;
+const CHUNKS: u32 = 48;
+
+/// Applies one action to a worker's blocks of a range.
+fn apply(
+    index: &Index,
+    worker: u32,
+    blocks: std::ops::Range<u32>,
+    action: fn(PackedHashes<'_>) -> Action<'_>,
+) {
+    let packed = PackedHashes::pack(&blocks.map(|block| Pool::Random.hash(block)).collect::<Vec<_>>());
+    let hashes = PackedHashes::new(&packed).expect("whole hashes");
+    let batch = Batch {
+        worker_id: &format!("worker-{worker}"),
+        worker_address: "http://worker",
+        cache_spec: None,
+        seq: 0,
+        actions: &[action(hashes)],
+    };
+    index.apply(&batch).expect("a legal batch");
+}
+
+fn report(hashes: PackedHashes<'_>) -> Action<'_> {
+    Action::Report { tier: Tier::Hbm, hashes, masks: &[], tokens: &[] }
+}
+
+fn revoke(hashes: PackedHashes<'_>) -> Action<'_> {
+    Action::Revoke { tier: Tier::Hbm, hashes }
+}
+
+fn clear(_: PackedHashes<'_>) -> Action<'_> {
+    Action::ClearTier { tier: Tier::Hbm }
+}
+
+#[test]
+fn blocks_that_come_and_go_stay_in_the_chunk_that_has_room_for_them() {
+    let index = Index::new();
+    apply(&index, 0, 0..16_000, report);
+    let before = index.read().sizes();
+    for first in (16_000..216_000).step_by(100) {
+        apply(&index, 0, first..first + 100, report);
+        apply(&index, 0, first..first + 100, revoke);
+    }
+    let after = index.read().sizes();
+    assert_eq!(after.blocks, before.blocks);
+    assert_eq!(after.block_bytes, before.block_bytes, "no chunk is opened beside one that is mostly free");
+    assert!(after.ghosts < 65_536, "{} blocks are remembered in one chunk", after.ghosts);
+    index.audit().expect("sound tables");
+}
+
+/// Chunks of a worker that held all or every other of them are given back while others report.
+#[test]
+fn chunks_are_given_back_step_by_step_while_reports_go_on() {
+    for apart in [false, true] {
+        let index = Index::with_tuning(Tuning { chunk_slots: CHUNK_SLOTS as usize, ..Tuning::default() });
+        let stays = |chunk: u32| chunk == CHUNKS - 1 || apart && chunk % 2 == 0;
+        for chunk in 0..CHUNKS {
+            let blocks = chunk * CHUNK_SLOTS..(chunk + 1) * CHUNK_SLOTS;
+            apply(&index, u32::from(stays(chunk)), blocks, report);
+        }
+        let full = index.read().sizes();
+        apply(&index, 0, 0..0, clear);
+
+        let mut back = 0;
+        for step in 0u32.. {
+            assert!(step < 10_000, "maintenance has an end");
+            let ghosts = index.read().sizes().ghosts;
+            let more = index.maintain();
+            let forgotten = ghosts.saturating_sub(index.read().sizes().ghosts) as u32;
+            assert!(forgotten <= 2 * 16_384, "one step forgets {forgotten} blocks");
+            index.audit().unwrap_or_else(|fault| panic!("apart: {apart}, step {step}: {fault}"));
+            // Once some are forgotten, a few of the others come back.
+            if forgotten > 0 && back < 5 {
+                back += 1;
+                let first = (back * 9 % (CHUNKS - 1) / 2 * 2 + 1) * CHUNK_SLOTS;
+                apply(&index, 2, first..first + 20, report);
+            }
+            if !more {
+                break;
+            }
+        }
+        assert!(back > 1, "several steps forget blocks");
+        let left = index.read().sizes();
+        let kept = (0..CHUNKS).filter(|chunk| stays(*chunk)).count() * CHUNK_SLOTS as usize;
+        assert_eq!(left.blocks, kept + back as usize * 20);
+        assert!(left.ghosts < full.blocks - kept, "ghosts go with their chunks");
+        assert!(left.block_bytes < full.block_bytes, "chunks are given back");
+    }
+}
