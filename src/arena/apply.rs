@@ -52,6 +52,7 @@ struct Report<'a> {
     tier: Tier,
     generation: usize,
     holder: Holder,
+    /// Not empty, in a batch that has been checked.
     hashes: &'a [[u8; 8]],
     masks: &'a [u32],
     tokens: &'a [u32],

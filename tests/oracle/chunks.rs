@@ -63,7 +63,7 @@ fn blocks_that_come_and_go_stay_in_the_chunk_that_has_room_for_them() {
 fn chunks_are_given_back_step_by_step_while_reports_go_on() {
     for apart in [false, true] {
         let index = Index::with_tuning(Tuning { chunk_slots: CHUNK_SLOTS as usize, ..Tuning::default() });
-        let stays = |chunk: u32| chunk == CHUNKS - 1 || apart && chunk % 2 == 0;
+        let stays = |chunk: u32| chunk == CHUNKS - 1 || apart && chunk.is_multiple_of(2);
         for chunk in 0..CHUNKS {
             let blocks = chunk * CHUNK_SLOTS..(chunk + 1) * CHUNK_SLOTS;
             apply(&index, u32::from(stays(chunk)), blocks, report);
