@@ -75,7 +75,17 @@ const LAYERS: &[Layer] = &[
     Layer {
         path: "src/arena",
         modules: &["arena"],
-        crates: &["foldhash", "nohash_hasher", "parking_lot", "roaring", "slab", "smallvec", "std", "wide"],
+        crates: &[
+            "foldhash",
+            "nohash_hasher",
+            "parking_lot",
+            "roaring",
+            "safe_arch",
+            "slab",
+            "smallvec",
+            "std",
+            "wide",
+        ],
     },
     Layer { path: "src/scan", modules: &["arena", "scan"], crates: &["nohash_hasher", "roaring", "std"] },
     Layer {

@@ -42,6 +42,9 @@ const GHOSTS_WORTH_REVIVING: usize = 8;
 const CLEANED_PER_APPLY: usize = 256;
 const CLEANED_PER_HASH: usize = 4;
 
+/// Stretches shorter than this on average are put into a bitmap block by block: a range costs more.
+const RANGES_WORTH_KEEPING: usize = 4;
+
 /// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
 const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
 
@@ -104,6 +107,14 @@ impl Noted {
     /// All of several stretches, which do not overlap.
     #[inline(never)]
     fn gather(&mut self) -> RoaringBitmap {
+        let blocks: usize = self.stretches.iter().map(|stretch| stretch.blocks).sum();
+        if blocks < self.stretches.len() * RANGES_WORTH_KEEPING {
+            let mut ids = Vec::with_capacity(blocks);
+            ids.extend(self.stretches.iter().flat_map(|stretch| stretch.ids()));
+            ids.sort_unstable();
+            let gathered = RoaringBitmap::from_sorted_iter(ids);
+            return gathered.unwrap_or_else(|_| unreachable!("a block is noted once"));
+        }
         self.stretches.sort_unstable_by_key(|stretch| stretch.first.0);
         let mut gathered = RoaringBitmap::new();
         for stretch in &self.stretches {
@@ -220,9 +231,6 @@ impl Arena {
             let next = &hashes[at..hashes.len().min(at + TOGETHER)];
             ahead.from = at;
             self.table.find_all(next, &self.blocks, &mut ahead.found);
-            let fetch = |block: &BlockId| self.blocks.fetch(*block);
-            // What stands beside the hashes is wanted next; this fetches it together.
-            std::hint::black_box(ahead.found.iter().flatten().map(fetch).fold(0, u64::wrapping_add));
         }
         match ahead.found[at - ahead.from].filter(|block| self.stands(*block, hashes[at])) {
             None => self.find(hashes[at]),

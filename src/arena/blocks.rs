@@ -33,6 +33,7 @@ use std::ops::RangeInclusive;
 
 use super::bits::{self, WORDS};
 use super::chunk::{Chunk, Tokens};
+use super::fetch::fetch;
 use super::ids::{BlockId, SetId};
 use super::lane::Lane;
 
@@ -165,11 +166,13 @@ impl Blocks {
         self.chunk(block).sets[block.slot()]
     }
 
-    /// Reads what stands beside a block's hash, only to have it fetched.
+    /// Has all fetched that a change of a block reads of it.
     #[inline]
-    pub(crate) fn fetch(&self, block: BlockId) -> u64 {
+    pub(crate) fn fetch(&self, block: BlockId) {
         let (chunk, slot) = (self.chunk(block), block.slot());
-        chunk.marks[slot / 64].edge ^ u64::from(chunk.sets[slot].0)
+        fetch(&chunk.hashes[slot]);
+        fetch(&chunk.sets[slot]);
+        fetch(&chunk.marks[slot / 64].edge);
     }
 
     /// The lane of at most `most` slots from `block` on, unless its slot is free.

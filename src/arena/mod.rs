@@ -36,6 +36,7 @@ mod bits;
 mod blocks;
 mod chunk;
 mod clear;
+mod fetch;
 mod hashes;
 mod ids;
 mod lane;

@@ -26,6 +26,7 @@ use smallvec::SmallVec;
 use wide::u8x16;
 
 use super::blocks::Blocks;
+use super::fetch::fetch;
 use super::hashes::PackedHashes;
 use super::ids::BlockId;
 use super::mix::Mix;
@@ -242,32 +243,30 @@ impl Table {
     pub(crate) fn fetch_first(&self, hashes: PackedHashes<'_>) {
         if let Some(hash) = hashes.get(0) {
             let mixed = self.mix.mix(hash as u64);
-            std::hint::black_box(self.segments[self.segment_of(mixed)].passed(mixed));
+            self.segments[self.segment_of(mixed)].fetch(mixed);
         }
     }
 
-    /// Mixes hashes and fetches what look-ups of them will read; a bit says that one stands nowhere.
+    /// Mixes hashes and fetches what look-ups of them will read, and what stands beside their
+    /// blocks; a bit says that one stands nowhere.
     ///
-    /// In a large table each look-up misses the cache twice, for its bucket and for
-    /// its block's hash. Only loads without a branch between them overlap, so all
-    /// buckets are fetched first, then all hashes that a tag points to.
+    /// In a large table each look-up misses the cache twice, for its bucket and for its block's
+    /// hash. All buckets are fetched first, then what all tags point to.
     fn fetch(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> ([u64; TOGETHER], u64) {
         debug_assert!(hashes.len() <= TOGETHER, "more hashes than are looked up together");
         let mut mixed = [0; TOGETHER];
-        let mut fetched = 0;
         for (hash, mixed) in hashes.iter().zip(&mut mixed) {
             *mixed = self.mix.mix(u64::from_le_bytes(*hash));
-            fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
+            self.segments[self.segment_of(*mixed)].fetch(*mixed);
         }
         let mut absent = 0;
         for (place, (mixed, _)) in mixed.iter().zip(hashes).enumerate() {
             match self.segments[self.segment_of(*mixed)].candidate(*mixed) {
                 Candidate::Absent => absent |= 1 << place,
-                Candidate::Likely(block) => fetched ^= blocks.hash(block) as u32,
+                Candidate::Likely(block) => blocks.fetch(block),
                 Candidate::Elsewhere => {}
             }
         }
-        std::hint::black_box(fetched);
         (mixed, absent)
     }
 
@@ -294,12 +293,10 @@ impl Table {
     pub(crate) fn remove_all(&mut self, some: &[BlockId], blocks: &Blocks) {
         debug_assert!(some.len() <= TOGETHER, "more blocks than are looked up together");
         let mut mixed = [0; TOGETHER];
-        let mut fetched = 0;
         for (block, mixed) in some.iter().zip(&mut mixed) {
             *mixed = self.mix.mix(blocks.hash(*block) as u64);
-            fetched ^= self.segments[self.segment_of(*mixed)].passed(*mixed);
+            self.segments[self.segment_of(*mixed)].fetch(*mixed);
         }
-        std::hint::black_box(fetched);
         for (block, mixed) in some.iter().zip(mixed) {
             self.remove(mixed, *block, blocks);
         }
@@ -435,10 +432,12 @@ impl Segment {
         None
     }
 
-    /// The count of the home bucket: what is read does not matter, that it is fetched does.
+    /// Has the home bucket fetched.
     #[inline]
-    fn passed(&self, mixed: u64) -> u32 {
-        self.buckets.get(self.home(mixed)).map_or(0, Bucket::passed)
+    fn fetch(&self, mixed: u64) {
+        if let Some(bucket) = self.buckets.get(self.home(mixed)) {
+            fetch(bucket);
+        }
     }
 
     /// What the home bucket says of a hash without a look at its blocks.
