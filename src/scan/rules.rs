@@ -212,7 +212,7 @@ impl Candidates {
 
     /// Takes the steps to `sets[edge]`, at `start` and `edge` blocks, for each of `edges` that is an
     /// aligned one; returns the first edge that is not or that settles the answer.
-    #[inline]
+    #[inline(never)]
     pub(super) fn step_along(
         &mut self,
         view: &ReadView,
