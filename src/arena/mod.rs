@@ -9,6 +9,7 @@
 //! | `lane` | the columns as a scan walks them |
 //! | `table` | hash to slot, in segments that grow one at a time |
 //! | `sets` | interned placement sets; blocks with equal holders share one |
+//! | `changes` | the latest changes of sets, to be made over again |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
 //! | `apply` | changes the parts, a stretch of blocks at a time |
 //! | `clear` | clears, and the clean-up that they put off |
@@ -34,6 +35,7 @@ mod apply;
 mod audit;
 mod bits;
 mod blocks;
+mod changes;
 mod chunk;
 mod clear;
 mod fetch;

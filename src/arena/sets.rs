@@ -21,10 +21,13 @@
 //! of a fixed size and the map from content hash to set is split, both so that
 //! growth never copies more than a few thousand of them.
 
+use std::num::NonZeroU64;
+
 use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::changes::{Change, Changes, Stamp};
 use super::ids::{SetId, Tier, WorkerId};
 use super::mix::Mix;
 
@@ -49,6 +52,12 @@ impl Holder {
 
     fn bits(self) -> u64 {
         1 << self.bit
+    }
+
+    /// A number that differs from its neighbours'.
+    #[inline]
+    pub(super) fn number(self) -> usize {
+        (self.key as usize) << 3 ^ self.bit as usize
     }
 }
 
@@ -119,14 +128,18 @@ struct Set {
     blocks: u32,
     /// The next set with the same content hash.
     next: SetId,
+    /// See [`super::changes`]; never zero, so that a slab needs no tag beside a set.
+    stamp: NonZeroU64,
 }
+
+const _: () = assert!(size_of::<Option<Set>>() == 64, "a set is one cache line");
 
 /// All placement sets.
 ///
 /// Invariants: no two sets have equal entries; no set is without entries or
 /// has one without bits; entries are sorted by key and mask; under one key no
-/// bit stands in two entries; `last` names sets that exist; `blocks` is the number of blocks with the set and
-/// above zero between two changes of the arena.
+/// bit stands in two entries; `blocks` is the number of blocks with the set and
+/// above zero between two changes of the arena; no two sets ever have one stamp.
 #[derive(Debug)]
 pub(crate) struct Sets {
     pages: Vec<Slab<Set>>,
@@ -134,19 +147,10 @@ pub(crate) struct Sets {
     roomy: Vec<usize>,
     by_content: Box<[IntMap<u64, SetId>]>,
     count: usize,
-    /// The last change made, as blocks that are changed together change alike.
-    last: Option<Change>,
+    changes: Changes,
+    /// The stamp given last.
+    stamp: NonZeroU64,
     mix: Mix,
-}
-
-/// That `from` becomes `to` when `holder`, in it under `old`, gets `mask` or goes.
-#[derive(Debug, Clone, Copy)]
-struct Change {
-    from: SetId,
-    holder: Holder,
-    mask: Option<u32>,
-    old: Option<u32>,
-    to: SetId,
 }
 
 /// What became of blocks when a placement of all of them changed.
@@ -161,7 +165,15 @@ pub(crate) struct Changed {
 impl Sets {
     pub(crate) fn new(mix: Mix) -> Self {
         let by_content = (0..MAPS).map(|_| IntMap::default()).collect();
-        Sets { pages: Vec::new(), roomy: Vec::new(), by_content, count: 0, last: None, mix }
+        Sets {
+            pages: Vec::new(),
+            roomy: Vec::new(),
+            by_content,
+            count: 0,
+            changes: Changes::default(),
+            stamp: NonZeroU64::MIN,
+            mix,
+        }
     }
 
     /// Number of distinct sets.
@@ -177,7 +189,7 @@ impl Sets {
             .pages
             .iter()
             .map(|page| {
-                let slots = page.capacity() * (size_of::<Set>() + size_of::<usize>());
+                let slots = page.capacity() * size_of::<Option<Set>>();
                 slots + page.iter().map(|(_, set)| spilled(set)).sum::<usize>()
             })
             .sum();
@@ -214,7 +226,7 @@ impl Sets {
 
     /// Moves `blocks` blocks from set `from` to the one that has `holder` under `mask`, or for `None` has it not.
     ///
-    /// Mostly it is the last change over again, and only the counts of two sets differ.
+    /// Mostly it is a change over again, and only the counts of two sets differ.
     #[inline]
     pub(crate) fn change(
         &mut self,
@@ -223,8 +235,9 @@ impl Sets {
         holder: Holder,
         mask: Option<u32>,
     ) -> Changed {
-        let again = |last: &Change| (last.from, last.holder, last.mask) == (from, holder, mask);
-        if let Some(Change { to, old, .. }) = self.last.filter(again)
+        if let Some(Change { from_stamp, to, to_stamp, old, .. }) = self.changes.get(from, holder, mask)
+            && self.stamp_of(from) == from_stamp
+            && self.has_stamp(to, to_stamp)
             && self.leave(from, blocks)
         {
             self.add_blocks(to, blocks);
@@ -233,7 +246,26 @@ impl Sets {
         self.change_anew(from, blocks, holder, mask)
     }
 
-    /// The same where the last change was another one, or takes the last blocks from a set.
+    #[inline]
+    fn stamp_of(&self, id: SetId) -> Stamp {
+        if id == SetId::EMPTY { 0 } else { self.set(id).stamp.get() }
+    }
+
+    /// Whether this is still the set that had this stamp.
+    #[inline]
+    fn has_stamp(&self, id: SetId, stamp: Stamp) -> bool {
+        let Some(index) = (id.0 as usize).checked_sub(1) else { return stamp == 0 };
+        let set = self.pages.get(index / PAGE_SETS).and_then(|page| page.get(index % PAGE_SETS));
+        set.is_some_and(|set| set.stamp.get() == stamp)
+    }
+
+    fn next_stamp(&mut self) -> NonZeroU64 {
+        // 2^64 of them are never given.
+        self.stamp = self.stamp.saturating_add(1);
+        self.stamp
+    }
+
+    /// The same where the change is none of the latest, or takes the last blocks from a set.
     #[inline(never)]
     fn change_anew(&mut self, from: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> Changed {
         let old = self.mask_of(from, holder);
@@ -244,20 +276,22 @@ impl Sets {
         let content = content ^ self.difference(holder, old, mask);
         if self.is_free_to_change(from, blocks, holder, mask) && !self.is_known(content) {
             self.unlink(from);
+            let stamp = self.next_stamp();
             let set = self.set_mut(from);
+            set.stamp = stamp;
             change(&mut set.entries, holder, old, mask);
             set.entries.shrink_to_fit();
             set.content = content;
             set.next = SetId::EMPTY;
             self.by_content[map_of(content)].insert(content, from);
-            self.forget_change(from);
             return Changed { set: from, old };
         }
         let mut entries: Entries = SmallVec::from_slice(self.entries(from));
         change(&mut entries, holder, old, mask);
         entries.shrink_to_fit();
         let to = self.intern(entries, content);
-        self.last = Some(Change { from, holder, mask, old, to });
+        let [from_stamp, to_stamp] = [from, to].map(|id| self.stamp_of(id));
+        self.changes.keep(from, Change { from_stamp, holder, mask, old, to, to_stamp });
         self.add_blocks(to, blocks);
         if !self.leave(from, blocks) {
             self.forget(from);
@@ -289,13 +323,6 @@ impl Sets {
         old.map_or(0, placement) ^ new.map_or(0, placement)
     }
 
-    /// Forgets the last change if it is about a set that becomes another one.
-    fn forget_change(&mut self, id: SetId) {
-        if self.last.is_some_and(|last| last.from == id || last.to == id) {
-            self.last = None;
-        }
-    }
-
     /// The set with these entries, made if there is none.
     fn intern(&mut self, entries: Entries, content: u64) -> SetId {
         if entries.is_empty() {
@@ -323,7 +350,8 @@ impl Sets {
         if self.pages[page].capacity() == 0 {
             self.pages[page].reserve_exact(PAGE_SETS);
         }
-        let index = self.pages[page].insert(Set { entries, content, blocks: 0, next: first });
+        let stamp = self.next_stamp();
+        let index = self.pages[page].insert(Set { entries, content, blocks: 0, next: first, stamp });
         let id = SetId((page * PAGE_SETS + index) as u32 + 1);
         self.by_content[map_of(content)].insert(content, id);
         self.count += 1;
@@ -352,7 +380,6 @@ impl Sets {
 
     /// Forgets a set that no block has any more.
     fn forget(&mut self, id: SetId) {
-        self.forget_change(id);
         self.unlink(id);
         let index = id.0 as usize - 1;
         let (page, place) = (index / PAGE_SETS, index % PAGE_SETS);
