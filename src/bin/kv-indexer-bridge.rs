@@ -17,6 +17,7 @@ use sgl_kv_indexer::http::Port;
 use sgl_kv_indexer::settings::{Invocation, Settings};
 use sgl_kv_indexer::version;
 
+#[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -17,6 +17,7 @@ use sgl_kv_indexer::settings::{Invocation, SettingError, Settings};
 use sgl_kv_indexer::version;
 use tokio::net::TcpListener;
 
+#[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use sgl_kv_indexer::cli::{self, Environment};
 use tokio::signal::unix::{SignalKind, signal};
 
+#[cfg(feature = "mimalloc")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -7,6 +7,10 @@
 //! first of them when the last is there. A message of one piece, as most are, passes
 //! straight through. One that announces more than is taken passes too, as it is
 //! refused by its head.
+//!
+//! tonic joins pieces in one buffer, and makes room for the announced length behind
+//! what it has been given by then. So it is given the head of a larger message alone:
+//! given a first piece too, it would make room for that one twice and move it.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -21,6 +25,7 @@ use tokio::time::{Sleep, sleep};
 use tonic::Status;
 
 use super::memory::Charge;
+use super::wire::BUFFER_BYTES;
 use crate::limits::MESSAGE_BYTES_MAX;
 
 /// Longest that a message may take from its call's headers to its last byte.
@@ -77,15 +82,34 @@ impl<B> Received<B> {
     fn keep(&mut self, frame: Frame<Bytes>) -> Option<Frame<Bytes>> {
         let Some(message) = &mut self.message else { return Some(frame) };
         let is_whole = frame.data_ref().is_none_or(|data| message.is_whole_with(data));
+        if !is_whole {
+            message.pieces.push_back(frame);
+            return None;
+        }
+        let is_alone = message.pieces.is_empty() && message.bytes <= BUFFER_BYTES;
+        if is_alone {
+            // Straight through, without a list of one.
+            self.hand_on();
+            return Some(frame);
+        }
         message.pieces.push_back(frame);
-        if is_whole { self.hand_on() } else { None }
+        self.hand_on()
     }
 
     /// Whatever there is of the message is handed on, and what follows as it comes.
     fn hand_on(&mut self) -> Option<Frame<Bytes>> {
-        self.whole = self.message.take().map(|message| message.pieces).unwrap_or_default();
         self.too_late = None;
-        self.whole.pop_front()
+        let Message { pieces, bytes, .. } = self.message.take()?;
+        self.whole = pieces;
+        let mut first = self.whole.pop_front()?;
+        match first.data_mut() {
+            Some(data) if bytes > BUFFER_BYTES && data.len() > HEAD_BYTES => {
+                let head = data.split_to(HEAD_BYTES);
+                self.whole.push_front(first);
+                Some(Frame::data(head))
+            }
+            _ => Some(first),
+        }
     }
 }
 
@@ -207,6 +231,21 @@ mod tests {
                 let (pieces, ended) = handed_on(&mut early);
                 assert_eq!((pieces.concat(), ended), (first.to_vec(), true), "cut at {cut}");
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_larger_message_is_handed_on_behind_its_head() {
+        let body = vec![7; BUFFER_BYTES];
+        let length = u32::try_from(body.len()).expect("a length that gRPC has");
+        let message = [&[0][..], &length.to_be_bytes(), &body].concat();
+        for cut in 0..=message.len() {
+            let (first, second) = message.split_at(cut);
+            let pieces = handed_on(&mut received(&[first, second], false, true)).0;
+            assert_eq!(pieces.concat(), message, "cut at {cut}");
+            // The second piece of a head in parts is not worth another rule.
+            let is_apart = cut < HEAD_BYTES || pieces[0].len() == HEAD_BYTES;
+            assert!(is_apart, "cut at {cut}");
         }
     }
 

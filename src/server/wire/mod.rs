@@ -29,7 +29,7 @@ use crate::limits::{ACTIONS_PER_APPLY_MAX, HASHES_PER_CALL_MAX};
 
 /// Room first made for a message. Most requests and answers but long prompts
 /// fit, and a larger message announces its length before it comes.
-const BUFFER_BYTES: usize = 1024;
+pub(super) const BUFFER_BYTES: usize = 1024;
 
 /// Codec of `ApplyExternalKvBatch`.
 pub(crate) type ApplyCodec = WireCodec<ApplyRequest>;
