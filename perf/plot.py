@@ -68,7 +68,8 @@ def placements(record, path):
         count = [row[0] * 0.1 for row in rows]
         size = [row[0] * 0.1 * row[column] for row in rows]
         axes.plot(count, size, marker="o", color=COLORS[name], label=NAMES[name])
-    axes.set(xscale="log", yscale="log", xlabel="million placements of 100,000 blocks", ylabel="megabytes")
+    axes.set(xscale="log", xlabel="million placements of 100,000 blocks", ylabel="megabytes")
+    axes.set_ylim(bottom=0)
     axes.set_title("Memory, as more workers hold the same blocks")
     axes.legend(loc="upper left")
     save(figure, record, path)
