@@ -44,6 +44,10 @@ pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
 /// fragmentation, larger costs bytes: an eighth is at most 3 bytes per block.
 const REFILL_FREE_MIN: usize = CHUNK_SLOTS / 8;
 
+/// Most blocks looked at for one set. A list that leaves every run of blocks after its first one
+/// pays for looking at all of it each time.
+const SAME_SET_MAX: usize = 2_048;
+
 /// How many free ranges that are too short for a stretch are passed over before
 /// the longest of them is taken. Each costs a few nanoseconds.
 const RANGES_TRIED: usize = 16;
@@ -80,7 +84,7 @@ impl Stretch {
 
 /// Columns that were given back; dropping them may take a while.
 #[derive(Debug)]
-pub(crate) struct Released(#[expect(dead_code, reason = "only ever dropped")] Vec<Option<Chunk>>);
+pub(crate) struct Columns(#[expect(dead_code, reason = "only ever dropped")] Vec<Option<Chunk>>);
 
 /// All chunks, and where the next block goes.
 #[derive(Debug)]
@@ -175,6 +179,12 @@ impl Blocks {
         fetch(&chunk.marks[slot / 64].edge);
     }
 
+    /// Whether somebody holds a block that may be of a chunk that is gone.
+    pub(crate) fn is_in_use(&self, block: BlockId) -> bool {
+        let chunk = self.chunks.get(block.chunk()).and_then(Option::as_ref);
+        chunk.is_some_and(|chunk| chunk.sets[block.slot()] != SetId::EMPTY)
+    }
+
     /// The lane of at most `most` slots from `block` on, unless its slot is free.
     #[inline]
     pub(crate) fn lane(&self, block: BlockId, most: usize) -> Option<Lane<'_>> {
@@ -199,10 +209,12 @@ impl Blocks {
         }
     }
 
-    /// Blocks from `block` on that share its set, in this chunk and at most `most`.
+    /// Blocks from `block` on that share its set, in this chunk, at most `most` and
+    /// [`SAME_SET_MAX`].
     #[inline]
     pub(crate) fn same_set(&self, block: BlockId, most: usize) -> usize {
         let (slot, marks) = (block.slot(), &self.chunk(block).marks);
+        let most = most.min(SAME_SET_MAX);
         bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| marks[word].edge) - slot
     }
 
@@ -449,9 +461,9 @@ impl Blocks {
     }
 
     /// Gives back the columns of a chunk without blocks and ghosts.
-    pub(crate) fn release(&mut self, number: usize) -> Released {
+    pub(crate) fn release(&mut self, number: usize) -> Columns {
         debug_assert!(self.chunks[number].as_ref().is_some_and(|chunk| chunk.live + chunk.remembered == 0));
-        let released = Released(vec![self.chunks[number].take()]);
+        let released = Columns(vec![self.chunks[number].take()]);
         while self.chunks.last().is_some_and(Option::is_none) {
             self.chunks.pop();
         }
@@ -459,12 +471,12 @@ impl Blocks {
     }
 
     /// Gives back everything; there is no block left and the table is empty.
-    pub(crate) fn release_all(&mut self) -> Released {
+    pub(crate) fn release_all(&mut self) -> Columns {
         debug_assert_eq!(self.live, 0);
         self.remembered = 0;
         self.open = 0;
         self.swept = 0;
-        Released(std::mem::take(&mut self.chunks))
+        Columns(std::mem::take(&mut self.chunks))
     }
 
     /// Every slot of every chunk that is in use or a ghost, with whether it is in use.

@@ -1,13 +1,18 @@
 //! Lanes: slots that may hold one chain, as a scan walks them.
 //!
 //! A lane begins at a block and ends before the next mark that a stretch was stored
-//! from there on. Its chunk is looked up once, and everything that a scan wants to
+//! from there on, or after [`LANE_MAX`] slots. Its chunk is looked up once, and everything that a scan wants to
 //! know of it is read from there: hashes, sets, where the set changes, tokens.
 
 use super::bits;
 use super::blocks::CHUNK_SLOTS;
 use super::chunk::{Chunk, Tokens};
 use super::ids::{BlockId, SetId};
+
+/// Most slots of a lane. Its marks are searched whole before anything is compared, so a request
+/// that leaves every lane after its first block pays for all of it each time; one that
+/// stays pays for a next lane after so many blocks.
+const LANE_MAX: usize = 2_048;
 
 /// Slots of one chunk, at least one; the first holds a block.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +33,8 @@ impl<'a> Lane<'a> {
         if chunk.sets[slot] == SetId::EMPTY {
             return None;
         }
-        let end = bits::next(slot + 1, CHUNK_SLOTS.min(slot + most), |word| chunk.marks[word].start);
+        let to = CHUNK_SLOTS.min(slot + most.min(LANE_MAX));
+        let end = bits::next(slot + 1, to, |word| chunk.marks[word].start);
         let edge = bits::next(slot + 1, end, |word| chunk.marks[word].edge);
         Some(Lane { chunk, number, slot, blocks: end - slot, even: edge - slot })
     }
@@ -93,6 +99,12 @@ impl<'a> Lane<'a> {
     pub(super) fn link(&self) -> Option<BlockId> {
         let last = self.slot + self.len() - 1;
         self.chunk.marks[last / 64].link(last)
+    }
+
+    /// Whether a block stands in the slot behind this lane.
+    #[inline]
+    pub(super) fn is_right_before(&self, block: BlockId) -> bool {
+        block.0 as usize == self.first().0 as usize + self.blocks
     }
 
     /// Remembers where a chain goes on that has come to the end of this lane.

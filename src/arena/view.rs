@@ -10,9 +10,6 @@ use nohash_hasher::IntMap;
 use super::workers::Workers;
 use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, SetId, Tier, WorkerId};
 
-/// Of so many hashes that a link does not lead to one replaces it.
-const LINKS_REPLACED: u8 = 16;
-
 /// The index at one moment.
 #[derive(Debug)]
 pub struct ReadView {
@@ -183,23 +180,30 @@ impl ReadView {
     /// The lane of at most `most` slots with which a chain goes on, with this hash, after `lane`.
     ///
     /// It stands right behind, or where the link says that a chain went on before, or where
-    /// the table says. The link is put right on the way. Where many chains go on from one
-    /// lane it stays mostly as it is: readers would take its cache line from each other.
+    /// the table says.
     #[inline]
     pub(crate) fn follow<'a>(&'a self, lane: &Lane<'a>, hash: [u8; 8], most: usize) -> Option<Lane<'a>> {
         let behind = lane.behind(hash, most);
         if behind.is_some() {
             return behind;
         }
+        let linked = lane.link().and_then(|block| self.arena.blocks.lane_of(block, hash, most));
+        linked.or_else(|| self.lane(i64::from_le_bytes(hash), most))
+    }
+
+    /// Has the link of a lane lead to `next`, with which a chain went on that came to its end.
+    ///
+    /// A link that leads to another chain stays, unless `replace` says otherwise: where many
+    /// chains go on from one lane, readers would take its cache line from each other.
+    #[inline]
+    pub(crate) fn link(&self, lane: &Lane<'_>, next: BlockId, replace: bool) {
         let link = lane.link();
-        if let Some(linked) = link.and_then(|block| self.arena.blocks.lane_of(block, hash, most)) {
-            return Some(linked);
+        if link == Some(next) || lane.is_right_before(next) {
+            return;
         }
-        let found = self.lane(i64::from_le_bytes(hash), most)?;
-        if link.is_none() || hash[0].is_multiple_of(LINKS_REPLACED) {
-            lane.put_link(found.first());
+        if replace || !link.is_some_and(|block| self.arena.blocks.is_in_use(block)) {
+            lane.put_link(next);
         }
-        Some(found)
     }
 
     /// The block behind another one, if it has this hash.
@@ -259,6 +263,7 @@ fn holding_bytes(workers: &Workers) -> usize {
 mod tests {
     use super::*;
     use crate::arena::{Action, Batch, Index, PackedHashes};
+    use crate::scan::{PrefixScratch, prefix};
 
     fn apply(index: &Index, action: impl FnOnce(PackedHashes<'_>) -> Action<'_>, hashes: &[i64]) {
         let packed = PackedHashes::pack(hashes);
@@ -280,6 +285,9 @@ mod tests {
         let view = index.read();
         let lane = view.lane(before, 1).expect("held");
         let next = view.follow(&lane, hash.to_le_bytes(), 9);
+        if let Some(next) = next {
+            view.link(&lane, next.first(), false);
+        }
         assert!(
             next.is_none_or(|next| next.hashes()[0] == hash.to_le_bytes()),
             "another block than asked for"
@@ -299,7 +307,29 @@ mod tests {
         assert_eq!(follow(&index, 2, 3), (found, found), "by the link");
         assert_eq!(follow(&index, 2, 99), (None, found), "a hash that nobody has");
         let other = index.read().find(13);
-        assert_eq!(follow(&index, 2, 13).0, other, "another way to go on");
+        assert_eq!(follow(&index, 2, 13), (other, found), "another way to go on, which changes nothing");
+        apply(&index, revoke, &[3, 4]);
+        assert_eq!(follow(&index, 2, 13), (other, other), "until the first is gone");
+    }
+
+    #[test]
+    fn a_scan_links_where_it_came_to_the_end_of_a_lane() {
+        let index = Index::new();
+        let turns: [&[i64]; 4] = [&[1, 2, 3, 4], &[21, 22], &[5, 6], &[31, 32]];
+        turns.into_iter().for_each(|turn| apply(&index, report, turn));
+        let mut scratch = PrefixScratch::default();
+        let mut scan = |prompt: &[i64]| {
+            let packed = PackedHashes::pack(prompt);
+            prefix(&index.read(), PackedHashes::new(&packed).expect("packed"), &mut scratch);
+        };
+        let link = || index.read().lane(1, 9).expect("held").link();
+        scan(&[1, 2, 33, 34, 31]);
+        assert_eq!(link(), None, "it left the lane before its end");
+        scan(&[1, 2, 3, 4, 5, 6]);
+        assert_eq!(link(), index.read().find(5));
+        // Links to other chains are replaced once in a while.
+        (0..16).for_each(|_| scan(&[1, 2, 3, 4, 31]));
+        assert_eq!(link(), index.read().find(31));
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub struct PrefixMatch {
 #[derive(Debug, Default)]
 pub struct PrefixScratch {
     candidates: Candidates,
+    /// Scans so far.
+    scans: u32,
 }
 
 impl PrefixScratch {
@@ -75,15 +77,19 @@ impl PrefixScratch {
 /// request early is not compared to its end.
 const COMPARED_AT_FIRST: usize = 256;
 
+/// One of so many scans replaces links that lead to other chains than its own.
+const RELINKS: u32 = 16;
+
 /// Finds how many leading blocks of `hashes` each routable worker can reuse.
 ///
 /// Leaves the matches in `scratch` and returns how many positions were looked
 /// at: 0 of no hashes, 1 if nobody has the first, else up to the position at
 /// which the answer was settled.
 pub fn prefix(view: &ReadView, hashes: PackedHashes<'_>, scratch: &mut PrefixScratch) -> u32 {
-    let candidates = &mut scratch.candidates;
+    let PrefixScratch { candidates, scans } = scratch;
     candidates.clear();
-    let read = scan(view, hashes.as_bytes(), candidates);
+    *scans = scans.wrapping_add(1);
+    let read = scan(view, hashes.as_bytes(), candidates, scans.is_multiple_of(RELINKS));
     candidates.rank();
     u32::try_from(read).unwrap_or(u32::MAX)
 }
@@ -98,7 +104,8 @@ struct Position {
     set: SetId,
 }
 
-fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usize {
+/// Scans `hashes`; `relink` says that links to other chains are replaced.
+fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, relink: bool) -> usize {
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
     let set = lane.set();
@@ -115,6 +122,9 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates) -> usi
             return position.at + 1;
         }
         let mut next = if position.at == end { ahead } else { find_at(view, hashes, position.at) };
+        if let Some(next) = next.filter(|_| position.at == end) {
+            view.link(&lane, next.first(), relink);
+        }
         // Past a gap only workers that may fail closed are still of interest.
         while next.is_none() && position.at < hashes.len() {
             if !enter(view, SetId::EMPTY, candidates, &mut position) {
