@@ -112,8 +112,9 @@ impl Noted {
             let mut ids = Vec::with_capacity(blocks);
             ids.extend(self.stretches.iter().flat_map(|stretch| stretch.ids()));
             ids.sort_unstable();
+            ids.dedup();
             let gathered = RoaringBitmap::from_sorted_iter(ids);
-            return gathered.unwrap_or_else(|_| unreachable!("a block is noted once"));
+            return gathered.unwrap_or_else(|_| unreachable!("they are sorted"));
         }
         self.stretches.sort_unstable_by_key(|stretch| stretch.first.0);
         let mut gathered = RoaringBitmap::new();

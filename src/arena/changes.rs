@@ -37,7 +37,9 @@ impl Default for Changes {
 }
 
 impl Changes {
-    /// The latest change of a set with this id that was kept, if it is of this holder and mask.
+    /// The change kept in the place of a set and holder, if it is of this holder and mask.
+    ///
+    /// It may be another set's: the stamps of both its sets are to be checked.
     #[inline]
     pub(super) fn get(&self, id: SetId, holder: Holder, mask: Option<u32>) -> Option<Change> {
         self.0[place(id, holder)].filter(|kept| kept.holder == holder && kept.mask == mask)

@@ -10,10 +10,10 @@
 use smallvec::SmallVec;
 
 use super::Arena;
-use super::blocks::{CHUNK_SLOTS, Released, Stretch};
+use super::blocks::{CHUNK_SLOTS, Columns, Stretch};
 use super::ids::{BlockId, Tier, WorkerId};
 use super::sets::Holder;
-use super::table::TOGETHER;
+use super::table::{Segments, TOGETHER};
 
 /// A clear of at most this many placements is carried out at once.
 const CLEARED_AT_ONCE: u64 = 1024;
@@ -27,6 +27,11 @@ const FORGOTTEN_PER_STEP: usize = 2_048;
 /// else each is looked up. One step looks at so many blocks: about a tenth of a millisecond.
 const SWEPT_PER_GHOST: usize = 8;
 const SWEPT_PER_STEP: usize = 4_096;
+
+/// What is to be dropped once the lock is let go: memory in so many pieces that it may take milliseconds.
+#[derive(Debug)]
+#[expect(dead_code, reason = "only ever dropped")]
+pub(super) struct Released(Columns, Option<Segments>);
 
 impl Arena {
     /// Removes a worker and all that it holds; its id is free once the clean-up is done.
@@ -49,10 +54,9 @@ impl Arena {
             self.clean(CLEANED_PER_STEP);
             None
         } else if self.blocks.live() == 0 {
-            self.table.reset();
             self.swept = 0;
             self.chunks_may_be_idle = false;
-            Some(self.blocks.release_all())
+            Some(Released(self.blocks.release_all(), Some(self.table.reset())))
         } else {
             self.maintain_idle()
         };
@@ -66,7 +70,7 @@ impl Arena {
             return None;
         };
         if ghosts == 0 {
-            return Some(self.blocks.release(chunk.first.chunk()));
+            return Some(Released(self.blocks.release(chunk.first.chunk()), None));
         }
         let all: usize = self.blocks.idle_chunks().map(|(_, ghosts)| ghosts).sum();
         let known = self.blocks.live() + self.blocks.remembered();
@@ -82,9 +86,10 @@ impl Arena {
 
     /// Makes a worker hold nothing at a tier: few placements at once, many by turning over.
     ///
-    /// If the generation to turn to still waits for clean-up, the smaller of
-    /// both is cleaned up here. Applies clean up more than they report, so that
-    /// one is small whatever the order of reports and clears.
+    /// If the generation to turn to still waits for clean-up, the smaller of both is cleaned
+    /// up here. That is little where maintenance runs, which is faster than reports come; without
+    /// it applies clean up four times what they report, all workers' clears in order, and a
+    /// worker that is cleared, filled and cleared again meanwhile may find much to do.
     #[inline(never)]
     pub(super) fn clear_tier(&mut self, worker: WorkerId, tier: Tier) {
         let held = self.workers.get(worker).holding(tier).blocks.len();

@@ -12,7 +12,7 @@ pub(super) fn fetch<T: Copy>(place: &T) {
     safe_arch::prefetch_t0(place);
 }
 
-/// Has the line at `place` fetched by reading it: there is no safe prefetch for this processor.
+/// The same by reading it, which waits: there is no safe prefetch for this processor.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 pub(super) fn fetch<T: Copy>(place: &T) {

@@ -302,8 +302,8 @@ impl Sets {
     /// Whether a set can itself become what `blocks` blocks need: they are all that have it, and
     /// it is not left empty.
     ///
-    /// Blocks whose holders all differ keep their sets this way, and nothing is
-    /// allocated or freed.
+    /// Blocks whose holders all differ keep their sets this way, and no slab or list of
+    /// entries is given back and made again.
     fn is_free_to_change(&self, id: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> bool {
         if id == SetId::EMPTY || self.set(id).blocks as usize != blocks {
             return false;

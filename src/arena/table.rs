@@ -157,6 +157,10 @@ struct Segment {
     ids: usize,
 }
 
+/// Segments that were given back; dropping them may take a while.
+#[derive(Debug)]
+pub(crate) struct Segments(#[expect(dead_code, reason = "only ever dropped")] Box<[Segment]>);
+
 /// What a hash's home bucket says of where its block is.
 #[derive(Debug, Clone, Copy)]
 enum Candidate {
@@ -331,10 +335,9 @@ impl Table {
     }
 
     /// Forgets every id at once.
-    pub(crate) fn reset(&mut self) {
-        for segment in &mut self.segments {
-            *segment = Segment::default();
-        }
+    pub(crate) fn reset(&mut self) -> Segments {
+        let empty = (0..self.segments.len()).map(|_| Segment::default()).collect();
+        Segments(std::mem::replace(&mut self.segments, empty))
     }
 
     /// Ids in the table.
