@@ -101,10 +101,10 @@ impl<'a> Lane<'a> {
         self.chunk.marks[last / 64].link(last)
     }
 
-    /// Whether a block stands in the slot behind this lane.
+    /// Whether a block stands in the slot behind this lane, where [`Lane::behind`] finds it: in its chunk.
     #[inline]
     pub(super) fn is_right_before(&self, block: BlockId) -> bool {
-        block.0 as usize == self.first().0 as usize + self.blocks
+        block.chunk() == self.number && block.slot() == self.slot + self.blocks
     }
 
     /// Remembers where a chain goes on that has come to the end of this lane.

@@ -313,6 +313,16 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_that_goes_on_in_the_next_chunk_is_linked() {
+        let index = Index::new();
+        let chain: Vec<i64> = (1..=70_000).collect();
+        chain.chunks(10_000).for_each(|blocks| apply(&index, report, blocks));
+        let next = index.read().find(65_537);
+        assert_eq!(next, Some(BlockId::new(1, 0)), "the block behind the first chunk's last");
+        assert_eq!(follow(&index, 65_536, 65_537), (next, next));
+    }
+
+    #[test]
     fn a_scan_links_where_it_came_to_the_end_of_a_lane() {
         let index = Index::new();
         let turns: [&[i64]; 4] = [&[1, 2, 3, 4], &[21, 22], &[5, 6], &[31, 32]];
