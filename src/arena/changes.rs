@@ -8,12 +8,10 @@
 
 use super::ids::SetId;
 use super::sets::Holder;
+use super::steps::Stamp;
 
 /// Changes kept: enough for a few hundred workers that report in turn, 7 KiB.
 const KEPT: usize = 1 << 7;
-
-/// Stamp of a set's entries; 0 for the empty set, which never changes.
-pub(super) type Stamp = u64;
 
 /// That a set becomes `to` when `holder`, in it under `old`, gets `mask` or goes.
 #[derive(Debug, Clone, Copy)]

@@ -75,11 +75,19 @@ impl<'a> Lane<'a> {
         &self.chunk.sets[self.slot..][..self.len()]
     }
 
-    /// Where in the first `to` places the set changes, ascending.
-    #[inline]
-    pub(crate) fn edges(&self, to: usize) -> impl Iterator<Item = usize> {
-        let (slot, marks) = (self.slot, &self.chunk.marks);
-        bits::ones(slot + self.even(), slot + to, |word| marks[word].edge).map(move |edge| edge - slot)
+    /// The first place of `from..to` where the set changes for which `is_it`, asked of them in
+    /// ascending order with the set that stands there, says yes.
+    #[inline(always)]
+    pub(crate) fn find_edge(
+        &self,
+        from: usize,
+        to: usize,
+        mut is_it: impl FnMut(usize, SetId) -> bool,
+    ) -> Option<usize> {
+        let Lane { slot: first, chunk, .. } = *self;
+        let edge = |number: usize| chunk.marks[number].edge;
+        bits::find(first + from, first + to, edge, |slot| is_it(slot - first, chunk.sets[slot]))
+            .map(|slot| slot - first)
     }
 
     /// Sum of the tokens of the blocks from `place` to before `to`.

@@ -9,6 +9,7 @@
 //! | `lane` | the columns as a scan walks them |
 //! | `table` | hash to slot, in segments that grow one at a time |
 //! | `sets` | interned placement sets; blocks with equal holders share one |
+//! | `steps` | who leaves from one set to the next along a chain, as scans remember it |
 //! | `changes` | the latest changes of sets, to be made over again |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
 //! | `apply` | changes the parts, a stretch of blocks at a time |
@@ -46,6 +47,7 @@ mod mix;
 mod mutation;
 mod sets;
 mod shared;
+mod steps;
 mod table;
 mod view;
 mod workers;
@@ -65,6 +67,7 @@ pub use workers::{Label, Labels};
 pub(crate) use ids::{BlockId, SetId};
 pub(crate) use lane::Lane;
 pub(crate) use sets::Entry;
+pub(crate) use steps::Stamped;
 pub(crate) use workers::FleetWord;
 
 use blocks::Blocks;

@@ -21,15 +21,16 @@
 //! of a fixed size and the map from content hash to set is split, both so that
 //! growth never copies more than a few thousand of them.
 
-use std::num::NonZeroU64;
+use std::num::NonZeroU32;
 
 use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::changes::{Change, Changes, Stamp};
+use super::changes::{Change, Changes};
 use super::ids::{SetId, Tier, WorkerId};
 use super::mix::Mix;
+use super::steps::{Stamp, Stamped};
 
 /// Sets of one slab: 64 KiB.
 const PAGE_SETS: usize = 1024;
@@ -125,31 +126,32 @@ type Entries = SmallVec<[Entry; 2]>;
 struct Set {
     entries: Entries,
     content: u64,
-    blocks: u32,
+    /// Never zero, so that a slab needs no tag beside a set.
+    blocks: NonZeroU32,
     /// The next set with the same content hash.
     next: SetId,
-    /// See [`super::changes`]; never zero, so that a slab needs no tag beside a set.
-    stamp: NonZeroU64,
 }
 
-const _: () = assert!(size_of::<Option<Set>>() == 64, "a set is one cache line");
+const _: () = assert!(size_of::<Option<Set>>() == 56, "a set is less than a cache line");
 
 /// All placement sets.
 ///
 /// Invariants: no two sets have equal entries; no set is without entries or
 /// has one without bits; entries are sorted by key and mask; under one key no
-/// bit stands in two entries; `blocks` is the number of blocks with the set and
-/// above zero between two changes of the arena; no two sets ever have one stamp.
+/// bit stands in two entries; `blocks` is the number of blocks with the set; no
+/// two sets ever have one stamp.
 #[derive(Debug)]
 pub(crate) struct Sets {
     pages: Vec<Slab<Set>>,
+    /// What scans see of the sets of each page with any; where there is no set the stamp is 0.
+    stamped: Vec<Option<Box<[Stamped; PAGE_SETS]>>>,
     /// Pages with room, perhaps more than once.
     roomy: Vec<usize>,
     by_content: Box<[IntMap<u64, SetId>]>,
     count: usize,
     changes: Changes,
     /// The stamp given last.
-    stamp: NonZeroU64,
+    stamp: Stamp,
     mix: Mix,
 }
 
@@ -167,11 +169,12 @@ impl Sets {
         let by_content = (0..MAPS).map(|_| IntMap::default()).collect();
         Sets {
             pages: Vec::new(),
+            stamped: Vec::new(),
             roomy: Vec::new(),
             by_content,
             count: 0,
             changes: Changes::default(),
-            stamp: NonZeroU64::MIN,
+            stamp: Stamp::default(),
             mix,
         }
     }
@@ -189,7 +192,7 @@ impl Sets {
             .pages
             .iter()
             .map(|page| {
-                let slots = page.capacity() * size_of::<Option<Set>>();
+                let slots = page.capacity() * (size_of::<Option<Set>>() + size_of::<Stamped>());
                 slots + page.iter().map(|(_, set)| spilled(set)).sum::<usize>()
             })
             .sum();
@@ -237,7 +240,7 @@ impl Sets {
     ) -> Changed {
         if let Some(Change { from_stamp, to, to_stamp, old, .. }) = self.changes.get(from, holder, mask)
             && self.stamp_of(from) == from_stamp
-            && self.has_stamp(to, to_stamp)
+            && self.stamp_of(to) == to_stamp
             && self.leave(from, blocks)
         {
             self.add_blocks(to, blocks);
@@ -246,23 +249,25 @@ impl Sets {
         self.change_anew(from, blocks, holder, mask)
     }
 
+    /// The stamp of a set; 0 of the empty one and of one that is gone.
     #[inline]
     fn stamp_of(&self, id: SetId) -> Stamp {
-        if id == SetId::EMPTY { 0 } else { self.set(id).stamp.get() }
+        self.stamped(id).map_or_else(Stamp::default, Stamped::stamp)
     }
 
-    /// Whether this is still the set that had this stamp.
+    /// Gives a set a stamp of its own, and forgets the step to it.
+    fn put_stamp(&mut self, id: SetId) {
+        self.stamp = self.stamp.next();
+        let index = id.0 as usize - 1;
+        let page = self.stamped[index / PAGE_SETS].as_mut().expect("a page with sets");
+        page[index % PAGE_SETS] = Stamped::new(self.stamp);
+    }
+
+    /// What a scan may know of a set without its entries; `None` of the empty one.
     #[inline]
-    fn has_stamp(&self, id: SetId, stamp: Stamp) -> bool {
-        let Some(index) = (id.0 as usize).checked_sub(1) else { return stamp == 0 };
-        let set = self.pages.get(index / PAGE_SETS).and_then(|page| page.get(index % PAGE_SETS));
-        set.is_some_and(|set| set.stamp.get() == stamp)
-    }
-
-    fn next_stamp(&mut self) -> NonZeroU64 {
-        // 2^64 of them are never given.
-        self.stamp = self.stamp.saturating_add(1);
-        self.stamp
+    pub(crate) fn stamped(&self, id: SetId) -> Option<&Stamped> {
+        let index = (id.0 as usize).wrapping_sub(1);
+        Some(&self.stamped.get(index / PAGE_SETS)?.as_ref()?[index % PAGE_SETS])
     }
 
     /// The same where the change is none of the latest, or takes the last blocks from a set.
@@ -276,9 +281,8 @@ impl Sets {
         let content = content ^ self.difference(holder, old, mask);
         if self.is_free_to_change(from, blocks, holder, mask) && !self.is_known(content) {
             self.unlink(from);
-            let stamp = self.next_stamp();
+            self.put_stamp(from);
             let set = self.set_mut(from);
-            set.stamp = stamp;
             change(&mut set.entries, holder, old, mask);
             set.entries.shrink_to_fit();
             set.content = content;
@@ -289,10 +293,9 @@ impl Sets {
         let mut entries: Entries = SmallVec::from_slice(self.entries(from));
         change(&mut entries, holder, old, mask);
         entries.shrink_to_fit();
-        let to = self.intern(entries, content);
+        let to = self.intern(entries, content, blocks);
         let [from_stamp, to_stamp] = [from, to].map(|id| self.stamp_of(id));
         self.changes.keep(from, Change { from_stamp, holder, mask, old, to, to_stamp });
-        self.add_blocks(to, blocks);
         if !self.leave(from, blocks) {
             self.forget(from);
         }
@@ -305,7 +308,7 @@ impl Sets {
     /// Blocks whose holders all differ keep their sets this way, and no slab or list of
     /// entries is given back and made again.
     fn is_free_to_change(&self, id: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> bool {
-        if id == SetId::EMPTY || self.set(id).blocks as usize != blocks {
+        if id == SetId::EMPTY || self.set(id).blocks.get() as usize != blocks {
             return false;
         }
         let entries = self.entries(id);
@@ -323,8 +326,8 @@ impl Sets {
         old.map_or(0, placement) ^ new.map_or(0, placement)
     }
 
-    /// The set with these entries, made if there is none.
-    fn intern(&mut self, entries: Entries, content: u64) -> SetId {
+    /// The set with these entries, made if there is none, for `blocks` more blocks.
+    fn intern(&mut self, entries: Entries, content: u64, blocks: usize) -> SetId {
         if entries.is_empty() {
             return SetId::EMPTY;
         }
@@ -333,6 +336,7 @@ impl Sets {
         while id != SetId::EMPTY {
             let set = self.set(id);
             if set.entries == entries {
+                self.add_blocks(id, blocks);
                 return id;
             }
             id = set.next;
@@ -343,16 +347,19 @@ impl Sets {
                 Some(_) => drop(self.roomy.pop()),
                 None => {
                     self.pages.push(Slab::new());
+                    self.stamped.push(None);
                     self.roomy.push(self.pages.len() - 1);
                 }
             }
         };
         if self.pages[page].capacity() == 0 {
             self.pages[page].reserve_exact(PAGE_SETS);
+            self.stamped[page] = Some(Box::new([const { Stamped::none() }; PAGE_SETS]));
         }
-        let stamp = self.next_stamp();
-        let index = self.pages[page].insert(Set { entries, content, blocks: 0, next: first, stamp });
+        let blocks = NonZeroU32::new(blocks as u32).expect("a set is made for blocks");
+        let index = self.pages[page].insert(Set { entries, content, blocks, next: first });
         let id = SetId((page * PAGE_SETS + index) as u32 + 1);
+        self.put_stamp(id);
         self.by_content[map_of(content)].insert(content, id);
         self.count += 1;
         id
@@ -362,7 +369,8 @@ impl Sets {
     #[inline]
     fn add_blocks(&mut self, id: SetId, blocks: usize) {
         if id != SetId::EMPTY {
-            self.set_mut(id).blocks += blocks as u32;
+            let set = self.set_mut(id);
+            set.blocks = set.blocks.saturating_add(blocks as u32);
         }
     }
 
@@ -373,9 +381,9 @@ impl Sets {
             return true;
         }
         let set = self.set_mut(id);
-        let stays = set.blocks > blocks as u32;
-        set.blocks -= if stays { blocks as u32 } else { 0 };
-        stays
+        let left = NonZeroU32::new(set.blocks.get().saturating_sub(blocks as u32));
+        set.blocks = left.unwrap_or(set.blocks);
+        left.is_some()
     }
 
     /// Forgets a set that no block has any more.
@@ -385,8 +393,12 @@ impl Sets {
         let (page, place) = (index / PAGE_SETS, index % PAGE_SETS);
         let was_full = self.pages[page].len() == PAGE_SETS;
         self.pages[page].remove(place);
+        if let Some(stamped) = &mut self.stamped[page] {
+            stamped[place] = Stamped::none();
+        }
         if self.pages[page].is_empty() {
             self.pages[page] = Slab::new();
+            self.stamped[page] = None;
         }
         if was_full {
             self.roomy.push(page);
@@ -394,6 +406,7 @@ impl Sets {
         self.count -= 1;
         if self.count == 0 {
             self.pages = Vec::new();
+            self.stamped = Vec::new();
             self.roomy = Vec::new();
         }
     }
@@ -423,14 +436,15 @@ impl Sets {
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SetId, &[Entry], usize)> {
         self.pages.iter().enumerate().flat_map(|(page, sets)| {
             sets.iter().map(move |(index, set)| {
-                (SetId((page * PAGE_SETS + index) as u32 + 1), set.entries.as_slice(), set.blocks as usize)
+                let id = SetId((page * PAGE_SETS + index) as u32 + 1);
+                (id, set.entries.as_slice(), set.blocks.get() as usize)
             })
         })
     }
 
     /// Checks the invariants that sets have by themselves.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        for (id, entries, blocks) in self.iter() {
+        for (id, entries, _) in self.iter() {
             let sorted = entries.windows(2).all(|pair| pair[0].place < pair[1].place);
             let disjoint = entries.iter().enumerate().all(|(place, entry)| {
                 entries[..place]
@@ -439,9 +453,6 @@ impl Sets {
             });
             if !sorted || !disjoint || entries.is_empty() || entries.iter().any(|entry| entry.bits == 0) {
                 return Err(format!("{id:?} has disorderly entries {entries:?}"));
-            }
-            if blocks == 0 {
-                return Err(format!("{id:?} counts no block"));
             }
             let content = entries.iter().fold(0, |content, entry| {
                 (0..64).filter(|bit| entry.bits >> bit & 1 == 1).fold(content, |content, bit| {

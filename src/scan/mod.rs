@@ -32,8 +32,9 @@
 //! says of a worker under its rule, whether its prefix grows over these blocks,
 //! whether it has SWA or Mamba there, are three words made from them by and, or
 //! and not. A worker costs time only where one of its bits changes. That is why
-//! a run held by 256 workers costs four words, and a set that differs from the
-//! one before by one worker costs four words and that worker. See `rules`.
+//! a run held by 256 workers costs four words. Where one set follows another that one
+//! worker leaves, the scan that sees it first remembers who, and the next
+//! one need not look at the sets. See `rules` and the arena's `steps`.
 //!
 //! The scan stops where the answer is settled: nobody's prefix grows any more
 //! and no worker without a spec may still fail closed.
@@ -77,8 +78,9 @@ impl PrefixScratch {
 /// request early is not compared to its end.
 const COMPARED_AT_FIRST: usize = 256;
 
-/// One of so many scans replaces links that lead to other chains than its own.
-const RELINKS: u32 = 16;
+/// One of so many scans replaces what others remembered: links that lead to other chains than its own, and
+/// steps from other sets.
+const REPLACES: u32 = 16;
 
 /// Finds how many leading blocks of `hashes` each routable worker can reuse.
 ///
@@ -89,7 +91,7 @@ pub fn prefix(view: &ReadView, hashes: PackedHashes<'_>, scratch: &mut PrefixScr
     let PrefixScratch { candidates, scans } = scratch;
     candidates.clear();
     *scans = scans.wrapping_add(1);
-    let read = scan(view, hashes.as_bytes(), candidates, scans.is_multiple_of(RELINKS));
+    let read = scan(view, hashes.as_bytes(), candidates, scans.is_multiple_of(REPLACES));
     candidates.rank();
     u32::try_from(read).unwrap_or(u32::MAX)
 }
@@ -104,8 +106,8 @@ struct Position {
     set: SetId,
 }
 
-/// Scans `hashes`; `relink` says that links to other chains are replaced.
-fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, relink: bool) -> usize {
+/// Scans `hashes`; `replace` says that links to other chains and steps from other sets are replaced.
+fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replace: bool) -> usize {
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
     let set = lane.set();
@@ -118,12 +120,12 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, relink
         let ahead = rest.first().and_then(|hash| view.follow(&lane, *hash, rest.len()));
         let end = position.at + lane.len();
         let equal = common(lane.hashes(), request);
-        if !walk(view, &lane, equal, candidates, &mut position) {
+        if !walk(view, &lane, equal, candidates, &mut position, replace) {
             return position.at + 1;
         }
         let mut next = if position.at == end { ahead } else { find_at(view, hashes, position.at) };
         if let Some(next) = next.filter(|_| position.at == end) {
-            view.link(&lane, next.first(), relink);
+            view.link(&lane, next.first(), replace);
         }
         // Past a gap only workers that may fail closed are still of interest.
         while next.is_none() && position.at < hashes.len() {
@@ -153,12 +155,13 @@ fn walk(
     equal: usize,
     candidates: &mut Candidates,
     position: &mut Position,
+    replace: bool,
 ) -> bool {
     if !enter(view, lane.set(), candidates, position) {
         return false;
     }
     if lane.even() < equal {
-        return walk_runs(view, lane, equal, candidates, position);
+        return walk_runs(view, lane, equal, candidates, position, replace);
     }
     pass(lane, 0, equal, candidates, position);
     true
@@ -173,21 +176,24 @@ fn walk_runs(
     equal: usize,
     candidates: &mut Candidates,
     position: &mut Position,
+    replace: bool,
 ) -> bool {
     let sets = &lane.sets()[..equal];
     let start = position.at;
-    let mut edges = lane.edges(equal);
-    let mut place = 0;
-    while let Some(edge) = candidates.step_along(view, sets, &mut edges, start) {
+    let (mut place, mut from) = (0, lane.even());
+    while let Some(edge) = candidates.step_along(view, lane, from, equal, position.set, start) {
         pass(lane, place, edge, candidates, position);
         position.set = sets[edge - 1];
-        place = edge;
+        (place, from) = (edge, edge + 1);
         let set = sets[edge];
         if set == SetId::EMPTY {
             return true;
         }
         if !enter(view, set, candidates, position) {
             return false;
+        }
+        if candidates.are_aligned() {
+            view.remember_step(sets[edge - 1], set, replace);
         }
     }
     pass(lane, place, equal, candidates, position);

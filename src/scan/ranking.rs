@@ -6,6 +6,7 @@
 //! prefix. The buffer only ever grows, to the most candidates that a scan had.
 
 use std::cmp::Reverse;
+use std::slice::IterMut;
 
 use crate::arena::WorkerId;
 
@@ -47,6 +48,12 @@ impl Ranking {
     pub(super) fn add(&mut self, worker: WorkerId, blocks: u32) {
         self.first -= 1;
         self.buffer[self.first] = PrefixMatch { worker, blocks };
+    }
+
+    /// Room for matches that are added in a loop.
+    #[inline]
+    pub(super) fn room(&mut self) -> Room<'_> {
+        Room { places: self.buffer[..self.first].iter_mut(), first: &mut self.first }
     }
 
     /// Adds an equally long match for each of `workers`, as bits from worker `lowest` on.
@@ -112,6 +119,27 @@ impl Ranking {
         if !matches.is_sorted_by_key(rank) {
             matches.sort_unstable_by_key(rank);
         }
+    }
+}
+
+/// Where the next matches go. A loop has it in registers.
+#[derive(Debug)]
+pub(super) struct Room<'a> {
+    places: IterMut<'a, PrefixMatch>,
+    first: &'a mut usize,
+}
+
+impl Room<'_> {
+    /// Adds a match that is at least as long as those before it.
+    #[inline(always)]
+    pub(super) fn add(&mut self, worker: WorkerId, blocks: u32) {
+        *self.places.next_back().expect("room for every candidate") = PrefixMatch { worker, blocks };
+    }
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        *self.first = self.places.len();
     }
 }
 

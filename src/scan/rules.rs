@@ -22,7 +22,7 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Entry, FleetWord, ReadView, SetId, WorkerId};
+use crate::arena::{CacheSpec, Entry, FleetWord, Lane, ReadView, SetId, Stamped, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
@@ -143,6 +143,11 @@ impl Candidates {
         self.needs_tokens
     }
 
+    /// Whether the next step may be a remembered one.
+    pub(super) fn are_aligned(&self) -> bool {
+        !self.aligned.is_empty()
+    }
+
     /// Takes the routable holders of the prompt's first block as candidates; says whether there are any.
     #[inline]
     pub(super) fn begin(&mut self, view: &ReadView, entries: &[Entry]) -> bool {
@@ -210,17 +215,46 @@ impl Candidates {
         self.step_words(view, entries, at, tokens)
     }
 
-    /// Takes the steps to `sets[edge]`, at `start` and `edge` blocks, for each of `edges` that is an
-    /// aligned one; returns the first edge that is not or that settles the answer.
+    /// Takes the steps at the edges of `lane` from place `from` to before `to` up to the first that is not
+    /// remembered or not an aligned one, or that settles the answer; returns that.
+    ///
+    /// The lane begins at position `start`; `before` is the set before the first edge.
     #[inline(never)]
     pub(super) fn step_along(
         &mut self,
         view: &ReadView,
-        sets: &[SetId],
-        edges: &mut impl Iterator<Item = usize>,
+        lane: &Lane<'_>,
+        from: usize,
+        to: usize,
+        before: SetId,
         start: usize,
     ) -> Option<usize> {
-        edges.find(|edge| !self.step_aligned(view.entries(sets[*edge]), start + edge) || self.open == 0)
+        if !self.are_aligned() {
+            return lane.find_edge(from, to, |_, _| true);
+        }
+        let none = Stamped::none();
+        let mut before = view.stamped(before).unwrap_or(&none).stamp();
+        let Candidates { aligned, ranking, open, .. } = self;
+        let mut room = ranking.room();
+        lane.find_edge(from, to, |edge, set| {
+            let entered = view.stamped(set).unwrap_or(&none);
+            let Some(leaver) = entered.leaver(before) else { return true };
+            before = entered.stamp();
+            let place = leaver.place();
+            let Some(candidates) = aligned.get_mut(place) else { return leaver.is_several() };
+            if candidates.bits >> leaver.bit() & 1 == 1 {
+                candidates.bits ^= 1 << leaver.bit();
+                room.add(worker(candidates.word(), leaver.bit()), (start + edge) as u32);
+                if candidates.bits != 0 {
+                    return false;
+                }
+                *open -= 1;
+            }
+            if leaver.takes_entry() {
+                aligned.remove(place);
+            }
+            *open == 0
+        })
     }
 
     /// The step between any two sets.

@@ -11,4 +11,5 @@ mod fleet;
 mod growth;
 mod histories;
 mod holes;
+mod ragged;
 mod walk;
