@@ -201,6 +201,17 @@ impl Blocks {
         Lane::new(chunk, block.chunk(), block.slot(), most)
     }
 
+    /// Has all fetched that a lane begins with; the block may be of a chunk that is gone.
+    #[inline]
+    pub(crate) fn fetch_lane(&self, block: BlockId) {
+        if let Some(Some(chunk)) = self.chunks.get(block.chunk()) {
+            let slot = block.slot();
+            fetch(&chunk.hashes[slot]);
+            fetch(&chunk.sets[slot]);
+            fetch(&chunk.marks[slot / 64].edge);
+        }
+    }
+
     /// The block's length in tokens, 0 if unknown.
     pub(crate) fn tokens(&self, block: BlockId) -> u32 {
         match &self.chunk(block).tokens {

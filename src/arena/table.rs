@@ -246,9 +246,15 @@ impl Table {
     #[inline]
     pub(crate) fn fetch_first(&self, hashes: PackedHashes<'_>) {
         if let Some(hash) = hashes.get(0) {
-            let mixed = self.mix.mix(hash as u64);
-            self.segments[self.segment_of(mixed)].fetch(mixed);
+            self.fetch_bucket(hash);
         }
+    }
+
+    /// Fetches the bucket of a hash that will be looked up soon.
+    #[inline]
+    pub(crate) fn fetch_bucket(&self, hash: i64) {
+        let mixed = self.mix.mix(hash as u64);
+        self.segments[self.segment_of(mixed)].fetch(mixed);
     }
 
     /// Mixes hashes and fetches what look-ups of them will read, and what stands beside their

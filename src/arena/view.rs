@@ -177,10 +177,10 @@ impl ReadView {
         self.arena.table.find(hash, &self.arena.blocks).and_then(|block| self.arena.blocks.lane(block, most))
     }
 
-    /// The lane of at most `most` slots with which a chain goes on, with this hash, after `lane`.
+    /// The lane of at most `most` slots with which a chain goes on, with this hash, after `lane`: if it stands
+    /// right behind, or where the link says that a chain went on before.
     ///
-    /// It stands right behind, or where the link says that a chain went on before, or where
-    /// the table says.
+    /// Else it is for the table to say, where what a look-up reads is fetched meanwhile.
     #[inline]
     pub(crate) fn follow<'a>(&'a self, lane: &Lane<'a>, hash: [u8; 8], most: usize) -> Option<Lane<'a>> {
         let behind = lane.behind(hash, most);
@@ -188,7 +188,19 @@ impl ReadView {
             return behind;
         }
         let linked = lane.link().and_then(|block| self.arena.blocks.lane_of(block, hash, most));
-        linked.or_else(|| self.lane(i64::from_le_bytes(hash), most))
+        if linked.is_none() {
+            self.arena.table.fetch_bucket(i64::from_le_bytes(hash));
+        }
+        linked
+    }
+
+    /// Has that fetched which [`ReadView::follow`] will look at after `lane`.
+    #[inline(always)]
+    pub(crate) fn fetch_next(&self, lane: &Lane<'_>, hash: [u8; 8]) {
+        match lane.link() {
+            Some(block) => self.arena.blocks.fetch_lane(block),
+            None => self.arena.table.fetch_bucket(i64::from_le_bytes(hash)),
+        }
     }
 
     /// Has the link of a lane lead to `next`, with which a chain went on that came to its end.
@@ -300,7 +312,7 @@ mod tests {
     fn follow(index: &Index, before: i64, hash: i64) -> (Option<BlockId>, Option<BlockId>) {
         let view = index.read();
         let lane = view.lane(before, 1).expect("held");
-        let next = view.follow(&lane, hash.to_le_bytes(), 9);
+        let next = view.follow(&lane, hash.to_le_bytes(), 9).or_else(|| view.lane(hash, 9));
         if let Some(next) = next {
             view.link(&lane, next.first(), false);
         }

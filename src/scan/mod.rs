@@ -15,17 +15,16 @@
 //! ```text
 //! lane = of the block table[hash 0]
 //! loop:
-//!     next  = lane of the first hash after this lane: behind, link or table
+//!     ahead = lane of the first hash after this lane, if it is behind or where the link says
 //!     equal = common prefix of the lane and the request
 //!     for each run of one set within `equal`: apply the rules to the run
-//!     if equal < lane: next = lane of table[first hash that differs]
-//!     lane = next
+//!     lane  = ahead if equal = lane, else lane of table[first hash that differs]
 //! ```
 //!
-//! `next` is wanted before the lane is compared so that its cache misses pass
-//! while the comparison runs. By a link all of them pass at once; by the table the
-//! block's lines are known only when the bucket has come. Both guesses are hints:
-//! every block is checked by its hash, so any layout gives the same answer.
+//! `ahead` is looked for before the lane is compared, and what will be read after it is
+//! fetched then, so that cache misses pass while the comparison runs: the lines that the link of
+//! `ahead` leads to, or the bucket of the hash where no link leads on. Both guesses are hints: every
+//! block is checked by its hash, so any layout gives the same answer.
 //!
 //! **Nothing changes within a run but its length.** The rules look at runs, and
 //! at 64 workers at once: a placement set is a few words of bits, and what a set
@@ -118,27 +117,37 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
     loop {
         let (request, rest) = hashes[position.at..].split_at(lane.len());
         let ahead = rest.first().and_then(|hash| view.follow(&lane, *hash, rest.len()));
+        if let Some(ahead) = &ahead
+            && let Some(hash) = rest.get(ahead.len())
+        {
+            view.fetch_next(ahead, *hash);
+        }
         let end = position.at + lane.len();
         let equal = common(lane.hashes(), request);
         if !walk(view, &lane, equal, candidates, &mut position, replace) {
             return position.at + 1;
         }
-        let mut next = if position.at == end { ahead } else { find_at(view, hashes, position.at) };
-        if let Some(next) = next.filter(|_| position.at == end) {
-            view.link(&lane, next.first(), replace);
+        if let Some(ahead) = ahead.filter(|_| position.at == end) {
+            lane = ahead;
+            continue;
         }
         // Past a gap only workers that may fail closed are still of interest.
-        while next.is_none() && position.at < hashes.len() {
+        let next = loop {
+            let Some(hash) = hashes.get(position.at) else { break None };
+            let next = find(view, *hash, hashes.len() - position.at);
+            if next.is_some() {
+                break next;
+            }
             if !enter(view, SetId::EMPTY, candidates, &mut position) {
                 return position.at + 1;
             }
             position.at += 1;
-            next = find_at(view, hashes, position.at);
+        };
+        let Some(next) = next else { break };
+        if position.at == end {
+            view.link(&lane, next.first(), replace);
         }
-        match next {
-            Some(next) => lane = next,
-            None => break,
-        }
+        lane = next;
     }
     candidates.end(view, position.at, position.tokens);
     position.at
@@ -221,14 +230,9 @@ fn enter(view: &ReadView, set: SetId, candidates: &mut Candidates, position: &mu
 }
 
 /// The lane of at most `most` slots that begins with the block of this hash.
-#[inline]
+#[inline(always)]
 fn find(view: &ReadView, hash: [u8; 8], most: usize) -> Option<Lane<'_>> {
     view.lane(i64::from_le_bytes(hash), most)
-}
-
-/// The lane of the hash at a position of the request, if there is one and it is held.
-fn find_at<'a>(view: &'a ReadView, hashes: &[[u8; 8]], at: usize) -> Option<Lane<'a>> {
-    find(view, *hashes.get(at)?, hashes.len() - at)
 }
 
 /// Length of the common prefix of two lists of hashes of the same length.
