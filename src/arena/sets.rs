@@ -21,8 +21,6 @@
 //! of a fixed size and the map from content hash to set is split, both so that
 //! growth never copies more than a few thousand of them.
 
-use std::num::NonZeroU32;
-
 use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
@@ -126,25 +124,46 @@ type Entries = SmallVec<[Entry; 2]>;
 struct Set {
     entries: Entries,
     content: u64,
-    /// Never zero, so that a slab needs no tag beside a set.
-    blocks: NonZeroU32,
+}
+
+/// What is known of a set without its entries: all that a change made over again looks at.
+#[derive(Debug)]
+struct Head {
+    stamped: Stamped,
+    blocks: u32,
     /// The next set with the same content hash.
     next: SetId,
 }
 
-const _: () = assert!(size_of::<Option<Set>>() == 56, "a set is less than a cache line");
+impl Head {
+    /// What stands where there is no set.
+    const NONE: Head = Head { stamped: Stamped::none(), blocks: 0, next: SetId::EMPTY };
+
+    /// Counts `blocks` fewer blocks with the set, unless they are the last; says whether it did.
+    #[inline]
+    fn leave(&mut self, blocks: usize) -> bool {
+        let stays = self.blocks as usize > blocks;
+        self.blocks -= if stays { blocks as u32 } else { 0 };
+        stays
+    }
+}
+
+/// The heads of a page's sets.
+type Heads = Box<[Head; PAGE_SETS]>;
+
+const _: () = assert!(size_of::<Option<Set>>() + size_of::<Head>() <= 80, "a million sets take 80 MB");
 
 /// All placement sets.
 ///
 /// Invariants: no two sets have equal entries; no set is without entries or
 /// has one without bits; entries are sorted by key and mask; under one key no
-/// bit stands in two entries; `blocks` is the number of blocks with the set; no
-/// two sets ever have one stamp.
+/// bit stands in two entries; `blocks` is the number of blocks with the set and
+/// above zero between two changes of the arena; no two sets ever have one stamp.
 #[derive(Debug)]
 pub(crate) struct Sets {
     pages: Vec<Slab<Set>>,
-    /// What scans see of the sets of each page with any; where there is no set the stamp is 0.
-    stamped: Vec<Option<Box<[Stamped; PAGE_SETS]>>>,
+    /// Those of each page with any sets, close together.
+    heads: Vec<Option<Heads>>,
     /// Pages with room, perhaps more than once.
     roomy: Vec<usize>,
     by_content: Box<[IntMap<u64, SetId>]>,
@@ -169,7 +188,7 @@ impl Sets {
         let by_content = (0..MAPS).map(|_| IntMap::default()).collect();
         Sets {
             pages: Vec::new(),
-            stamped: Vec::new(),
+            heads: Vec::new(),
             roomy: Vec::new(),
             by_content,
             count: 0,
@@ -192,7 +211,7 @@ impl Sets {
             .pages
             .iter()
             .map(|page| {
-                let slots = page.capacity() * (size_of::<Option<Set>>() + size_of::<Stamped>());
+                let slots = page.capacity() * (size_of::<Option<Set>>() + size_of::<Head>());
                 slots + page.iter().map(|(_, set)| spilled(set)).sum::<usize>()
             })
             .sum();
@@ -239,12 +258,16 @@ impl Sets {
         mask: Option<u32>,
     ) -> Changed {
         if let Some(Change { from_stamp, to, to_stamp, old, .. }) = self.changes.get(from, holder, mask)
-            && self.stamp_of(from) == from_stamp
             && self.stamp_of(to) == to_stamp
-            && self.leave(from, blocks)
         {
-            self.add_blocks(to, blocks);
-            return Changed { set: to, old };
+            let leaves = match self.head_mut(from) {
+                None => from_stamp == Stamp::default(),
+                Some(head) => head.stamped.stamp() == from_stamp && head.leave(blocks),
+            };
+            if leaves {
+                self.add_blocks(to, blocks);
+                return Changed { set: to, old };
+            }
         }
         self.change_anew(from, blocks, holder, mask)
     }
@@ -255,19 +278,39 @@ impl Sets {
         self.stamped(id).map_or_else(Stamp::default, Stamped::stamp)
     }
 
-    /// Gives a set a stamp of its own, and forgets the step to it.
-    fn put_stamp(&mut self, id: SetId) {
+    /// A stamp that no set had yet.
+    fn next_stamp(&mut self) -> Stamped {
         self.stamp = self.stamp.next();
-        let index = id.0 as usize - 1;
-        let page = self.stamped[index / PAGE_SETS].as_mut().expect("a page with sets");
-        page[index % PAGE_SETS] = Stamped::new(self.stamp);
+        Stamped::new(self.stamp)
+    }
+
+    #[inline]
+    fn head(&self, id: SetId) -> Option<&Head> {
+        let index = (id.0 as usize).wrapping_sub(1);
+        Some(&self.heads.get(index / PAGE_SETS)?.as_ref()?[index % PAGE_SETS])
+    }
+
+    #[inline]
+    fn head_mut(&mut self, id: SetId) -> Option<&mut Head> {
+        let index = (id.0 as usize).wrapping_sub(1);
+        Some(&mut self.heads.get_mut(index / PAGE_SETS)?.as_mut()?[index % PAGE_SETS])
     }
 
     /// What a scan may know of a set without its entries; `None` of the empty one.
     #[inline]
     pub(crate) fn stamped(&self, id: SetId) -> Option<&Stamped> {
-        let index = (id.0 as usize).wrapping_sub(1);
-        Some(&self.stamped.get(index / PAGE_SETS)?.as_ref()?[index % PAGE_SETS])
+        self.head(id).map(|head| &head.stamped)
+    }
+
+    /// The next set with the same content hash.
+    fn next(&self, id: SetId) -> SetId {
+        self.head(id).map_or(SetId::EMPTY, |head| head.next)
+    }
+
+    fn put_next(&mut self, id: SetId, next: SetId) {
+        if let Some(head) = self.head_mut(id) {
+            head.next = next;
+        }
     }
 
     /// The same where the change is none of the latest, or takes the last blocks from a set.
@@ -281,12 +324,14 @@ impl Sets {
         let content = content ^ self.difference(holder, old, mask);
         if self.is_free_to_change(from, blocks, holder, mask) && !self.is_known(content) {
             self.unlink(from);
-            self.put_stamp(from);
+            let stamped = self.next_stamp();
+            if let Some(head) = self.head_mut(from) {
+                (head.stamped, head.next) = (stamped, SetId::EMPTY);
+            }
             let set = self.set_mut(from);
             change(&mut set.entries, holder, old, mask);
             set.entries.shrink_to_fit();
             set.content = content;
-            set.next = SetId::EMPTY;
             self.by_content[map_of(content)].insert(content, from);
             return Changed { set: from, old };
         }
@@ -296,7 +341,7 @@ impl Sets {
         let to = self.intern(entries, content, blocks);
         let [from_stamp, to_stamp] = [from, to].map(|id| self.stamp_of(id));
         self.changes.keep(from, Change { from_stamp, holder, mask, old, to, to_stamp });
-        if !self.leave(from, blocks) {
+        if self.head_mut(from).is_some_and(|head| !head.leave(blocks)) {
             self.forget(from);
         }
         Changed { set: to, old }
@@ -308,7 +353,7 @@ impl Sets {
     /// Blocks whose holders all differ keep their sets this way, and no slab or list of
     /// entries is given back and made again.
     fn is_free_to_change(&self, id: SetId, blocks: usize, holder: Holder, mask: Option<u32>) -> bool {
-        if id == SetId::EMPTY || self.set(id).blocks.get() as usize != blocks {
+        if self.head(id).is_none_or(|head| head.blocks as usize != blocks) {
             return false;
         }
         let entries = self.entries(id);
@@ -334,12 +379,11 @@ impl Sets {
         let first = self.by_content[map_of(content)].get(&content).copied().unwrap_or(SetId::EMPTY);
         let mut id = first;
         while id != SetId::EMPTY {
-            let set = self.set(id);
-            if set.entries == entries {
+            if self.set(id).entries == entries {
                 self.add_blocks(id, blocks);
                 return id;
             }
-            id = set.next;
+            id = self.next(id);
         }
         let page = loop {
             match self.roomy.last() {
@@ -347,19 +391,19 @@ impl Sets {
                 Some(_) => drop(self.roomy.pop()),
                 None => {
                     self.pages.push(Slab::new());
-                    self.stamped.push(None);
+                    self.heads.push(None);
                     self.roomy.push(self.pages.len() - 1);
                 }
             }
         };
         if self.pages[page].capacity() == 0 {
             self.pages[page].reserve_exact(PAGE_SETS);
-            self.stamped[page] = Some(Box::new([const { Stamped::none() }; PAGE_SETS]));
         }
-        let blocks = NonZeroU32::new(blocks as u32).expect("a set is made for blocks");
-        let index = self.pages[page].insert(Set { entries, content, blocks, next: first });
-        let id = SetId((page * PAGE_SETS + index) as u32 + 1);
-        self.put_stamp(id);
+        let place = self.pages[page].insert(Set { entries, content });
+        let stamped = self.next_stamp();
+        let heads = self.heads[page].get_or_insert_with(|| Box::new([const { Head::NONE }; PAGE_SETS]));
+        heads[place] = Head { stamped, blocks: blocks as u32, next: first };
+        let id = SetId((page * PAGE_SETS + place) as u32 + 1);
         self.by_content[map_of(content)].insert(content, id);
         self.count += 1;
         id
@@ -368,22 +412,9 @@ impl Sets {
     /// Counts `blocks` more blocks with this set.
     #[inline]
     fn add_blocks(&mut self, id: SetId, blocks: usize) {
-        if id != SetId::EMPTY {
-            let set = self.set_mut(id);
-            set.blocks = set.blocks.saturating_add(blocks as u32);
+        if let Some(head) = self.head_mut(id) {
+            head.blocks += blocks as u32;
         }
-    }
-
-    /// Counts `blocks` fewer blocks with this set, unless they are the last; says whether it did.
-    #[inline]
-    fn leave(&mut self, id: SetId, blocks: usize) -> bool {
-        if id == SetId::EMPTY {
-            return true;
-        }
-        let set = self.set_mut(id);
-        let left = NonZeroU32::new(set.blocks.get().saturating_sub(blocks as u32));
-        set.blocks = left.unwrap_or(set.blocks);
-        left.is_some()
     }
 
     /// Forgets a set that no block has any more.
@@ -393,12 +424,12 @@ impl Sets {
         let (page, place) = (index / PAGE_SETS, index % PAGE_SETS);
         let was_full = self.pages[page].len() == PAGE_SETS;
         self.pages[page].remove(place);
-        if let Some(stamped) = &mut self.stamped[page] {
-            stamped[place] = Stamped::none();
+        if let Some(head) = self.head_mut(id) {
+            *head = Head::NONE;
         }
         if self.pages[page].is_empty() {
             self.pages[page] = Slab::new();
-            self.stamped[page] = None;
+            self.heads[page] = None;
         }
         if was_full {
             self.roomy.push(page);
@@ -406,22 +437,22 @@ impl Sets {
         self.count -= 1;
         if self.count == 0 {
             self.pages = Vec::new();
-            self.stamped = Vec::new();
+            self.heads = Vec::new();
             self.roomy = Vec::new();
         }
     }
 
     /// Takes a set out of the map of contents.
     fn unlink(&mut self, id: SetId) {
-        let Set { content, next, .. } = *self.set(id);
+        let (content, next) = (self.set(id).content, self.next(id));
         let map = &mut self.by_content[map_of(content)];
         let first = map.get(&content).copied().unwrap_or(SetId::EMPTY);
         if first != id {
             let mut before = first;
-            while self.set(before).next != id {
-                before = self.set(before).next;
+            while self.next(before) != id {
+                before = self.next(before);
             }
-            self.set_mut(before).next = next;
+            self.put_next(before, next);
         } else if next != SetId::EMPTY {
             map.insert(content, next);
         } else {
@@ -434,17 +465,17 @@ impl Sets {
 
     /// Every set with its entries and its number of blocks.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (SetId, &[Entry], usize)> {
-        self.pages.iter().enumerate().flat_map(|(page, sets)| {
+        self.pages.iter().enumerate().flat_map(move |(page, sets)| {
             sets.iter().map(move |(index, set)| {
                 let id = SetId((page * PAGE_SETS + index) as u32 + 1);
-                (id, set.entries.as_slice(), set.blocks.get() as usize)
+                (id, set.entries.as_slice(), self.head(id).map_or(0, |head| head.blocks as usize))
             })
         })
     }
 
     /// Checks the invariants that sets have by themselves.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        for (id, entries, _) in self.iter() {
+        for (id, entries, blocks) in self.iter() {
             let sorted = entries.windows(2).all(|pair| pair[0].place < pair[1].place);
             let disjoint = entries.iter().enumerate().all(|(place, entry)| {
                 entries[..place]
@@ -453,6 +484,9 @@ impl Sets {
             });
             if !sorted || !disjoint || entries.is_empty() || entries.iter().any(|entry| entry.bits == 0) {
                 return Err(format!("{id:?} has disorderly entries {entries:?}"));
+            }
+            if blocks == 0 {
+                return Err(format!("{id:?} counts no block"));
             }
             let content = entries.iter().fold(0, |content, entry| {
                 (0..64).filter(|bit| entry.bits >> bit & 1 == 1).fold(content, |content, bit| {
@@ -464,7 +498,7 @@ impl Sets {
                 if self.entries(found) == entries {
                     return Err(format!("{id:?} and {found:?} have equal entries"));
                 }
-                found = self.set(found).next;
+                found = self.next(found);
             }
             if found != id {
                 return Err(format!("{id:?} is not found under its content"));
