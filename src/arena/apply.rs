@@ -110,11 +110,14 @@ impl Noted {
         let blocks: usize = self.stretches.iter().map(|stretch| stretch.blocks).sum();
         if blocks < self.stretches.len() * RANGES_WORTH_KEEPING {
             let mut ids = Vec::with_capacity(blocks);
-            ids.extend(self.stretches.iter().flat_map(|stretch| stretch.ids()));
+            if blocks == self.stretches.len() {
+                ids.extend(self.stretches.iter().map(|stretch| stretch.first.0));
+            } else {
+                ids.extend(self.stretches.iter().flat_map(|stretch| stretch.ids()));
+            }
             ids.sort_unstable();
-            ids.dedup();
             let gathered = RoaringBitmap::from_sorted_iter(ids);
-            return gathered.unwrap_or_else(|_| unreachable!("they are sorted"));
+            return gathered.unwrap_or_else(|_| unreachable!("they are sorted, and no block is noted twice"));
         }
         self.stretches.sort_unstable_by_key(|stretch| stretch.first.0);
         let mut gathered = RoaringBitmap::new();
@@ -143,20 +146,10 @@ impl Noted {
     }
 }
 
-/// What the table said of the hashes to come, where blocks lie apart.
-///
-/// Only a hint: by the time it is used a block may have gone or come.
-#[derive(Default)]
-struct Ahead {
-    from: usize,
-    found: SmallVec<[Option<BlockId>; TOGETHER]>,
-}
-
 /// How far the report at hand has come.
 #[derive(Default)]
 struct Progress {
     noted: Noted,
-    ahead: Ahead,
     /// Hashes before this position were not in the table when they were looked up.
     unknown_until: usize,
 }
@@ -203,19 +196,18 @@ impl Arena {
 
     /// The block of the hash at a position: in `guess` if it stands there, else wherever the table says.
     ///
-    /// `apart` says that the blocks before lay apart; then the next hashes are looked
-    /// up with this one, so that their cache misses overlap.
+    /// `apart` says that the blocks before lay apart; then those of the hashes to come are
+    /// fetched meanwhile, as the guess will fail for them too.
     #[inline]
     fn locate(
-        &self,
+        &mut self,
         hashes: &[[u8; 8]],
         at: usize,
         guess: Option<BlockId>,
         apart: bool,
-        ahead: &mut Ahead,
     ) -> Option<BlockId> {
         match guess.filter(|guess| self.stands(*guess, hashes[at])) {
-            None if apart => self.locate_apart(hashes, at, ahead),
+            None if apart => self.table.find_in_turn(hashes, at, &mut self.upcoming, &self.blocks),
             None => self.find(hashes[at]),
             found => found,
         }
@@ -226,21 +218,9 @@ impl Arena {
         self.blocks.hash(block) == i64::from_le_bytes(hash) && self.blocks.is_known(block)
     }
 
-    #[inline(never)]
-    fn locate_apart(&self, hashes: &[[u8; 8]], at: usize, ahead: &mut Ahead) -> Option<BlockId> {
-        if !(ahead.from..ahead.from + ahead.found.len()).contains(&at) {
-            let next = &hashes[at..hashes.len().min(at + TOGETHER)];
-            ahead.from = at;
-            self.table.find_all(next, &self.blocks, &mut ahead.found);
-        }
-        match ahead.found[at - ahead.from].filter(|block| self.stands(*block, hashes[at])) {
-            None => self.find(hashes[at]),
-            found => found,
-        }
-    }
-
     fn report(&mut self, report: Report<'_>) {
         let mut progress = Progress::default();
+        self.upcoming.clear();
         let mut at = 0;
         let mut next = None;
         let mut found = self.find(report.hashes[0]);
@@ -266,7 +246,7 @@ impl Arena {
                 break;
             }
             next = self.blocks.next(stretch.last());
-            found = self.locate(report.hashes, at, next, stretch.blocks == 1, &mut progress.ahead);
+            found = self.locate(report.hashes, at, next, stretch.blocks == 1);
         }
         let Report { worker, tier, generation, .. } = report;
         progress.noted.put_into(&mut self.workers.holding_mut(worker, tier, generation).blocks);
@@ -283,6 +263,8 @@ impl Arena {
     ) -> Stretch {
         let blocks = match report.hashes.len() - at {
             1 => 1,
+            // Blocks that lie apart are told by one look.
+            _ if !self.blocks.is_before(block, report.hashes[at + 1]) => 1,
             left => {
                 let alike = report.alike(at, self.blocks.same_set(block, left));
                 common(&self.blocks.hashes_from(block)[..alike], &report.hashes[at..])
@@ -378,7 +360,7 @@ impl Arena {
         let generation = self.workers.get(worker).current(tier);
         let holder = Holder::new(worker, tier, generation);
         let mut noted = Noted::default();
-        let mut ahead = Ahead::default();
+        self.upcoming.clear();
         let mut at = 0;
         let mut found = self.find(hashes[0]);
         loop {
@@ -398,7 +380,7 @@ impl Arena {
             let next = last.and_then(|block| self.blocks.next(block));
             let before = last.and_then(|block| self.blocks.before(block));
             let guess = next.filter(|next| self.blocks.hash(*next).to_le_bytes() == hashes[at]).or(before);
-            found = self.locate(hashes, at, guess, blocks == 1, &mut ahead);
+            found = self.locate(hashes, at, guess, blocks == 1);
         }
         noted.take_from(&mut self.workers.holding_mut(worker, tier, generation).blocks);
         self.workers.count_masked(worker, tier, generation, noted.masked);

@@ -234,6 +234,12 @@ impl Blocks {
         (block.slot() + 1 < CHUNK_SLOTS).then(|| BlockId(block.0 + 1))
     }
 
+    /// Whether this hash stands in the slot behind a block.
+    #[inline]
+    pub(crate) fn is_before(&self, block: BlockId, hash: [u8; 8]) -> bool {
+        self.chunk(block).hashes.get(block.slot() + 1) == Some(&hash)
+    }
+
     /// The slot before a block, if the chunk has one.
     pub(crate) fn before(&self, block: BlockId) -> Option<BlockId> {
         (block.slot() > 0).then(|| BlockId(block.0 - 1))
@@ -261,7 +267,11 @@ impl Blocks {
         let from = stretch.first.slot();
         let to = from + stretch.blocks;
         let chunk = self.chunk_mut(stretch.first);
-        chunk.sets[from..to].fill(set);
+        if stretch.blocks == 1 {
+            chunk.sets[from] = set;
+        } else {
+            chunk.sets[from..to].fill(set);
+        }
         chunk.mend_edge(from);
         chunk.mend_edge(to);
     }

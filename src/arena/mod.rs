@@ -73,7 +73,7 @@ pub(crate) use workers::FleetWord;
 use blocks::Blocks;
 use mix::Mix;
 use sets::Sets;
-use table::Table;
+use table::{Table, Upcoming};
 use workers::Workers;
 
 /// Hostile settings for tests; the default is what every index runs with.
@@ -118,6 +118,8 @@ impl Default for Tuning {
 struct Arena {
     blocks: Blocks,
     table: Table,
+    /// The look-ups of the report or revoke at hand.
+    upcoming: Upcoming,
     sets: Sets,
     workers: Workers,
     /// Times a counting look-up matched the block. A reader that counts locks it
@@ -141,6 +143,7 @@ impl Arena {
         Arena {
             blocks: Blocks::new(tuning.chunk_slots, tuning.scattered),
             table: Table::new(mix, tuning.segment_bits),
+            upcoming: Upcoming::default(),
             sets: Sets::new(mix),
             workers: Workers::default(),
             hits: Mutex::default(),

@@ -22,7 +22,6 @@
 //! buckets come from the middle bits and tags from the lowest eight, so that the
 //! three say different things about a hash.
 
-use smallvec::SmallVec;
 use wide::u8x16;
 
 use super::blocks::Blocks;
@@ -40,6 +39,17 @@ const LOAD_MAX_EIGHTHS: usize = 7;
 
 /// Hashes looked up together: more than a processor has cache misses under way at once.
 pub(crate) const TOGETHER: usize = 32;
+
+/// How far ahead of a look-up in turn its bucket is fetched, and what the bucket points to. Each is time for some
+/// look-ups and what is done with them: more than memory takes to answer.
+const BUCKETS_AHEAD: usize = 16;
+const BLOCKS_AHEAD: usize = 8;
+
+/// Look-ups under way at once, and room for their mixed hashes.
+const UPCOMING: usize = 32;
+
+const _: () =
+    assert!(BLOCKS_AHEAD < BUCKETS_AHEAD && BUCKETS_AHEAD < UPCOMING, "each has a place of its own");
 
 /// Buckets of a segment whose ids are moved together when it grows, for the same reason.
 const RESIZED_TOGETHER: usize = 64;
@@ -157,6 +167,25 @@ struct Segment {
     ids: usize,
 }
 
+/// Look-ups of hashes one after another, whose blocks lie apart.
+///
+/// In a large table each misses the cache for its bucket and then for its block. So the bucket of the
+/// hash after the next ones is fetched, then what a bucket fetched before names, then a hash is looked up
+/// of which all is there; what is done with its block meanwhile costs no waiting.
+#[derive(Debug, Default)]
+pub(crate) struct Upcoming {
+    /// The position whose look-up is next; any other begins anew.
+    at: Option<usize>,
+    mixed: [u64; UPCOMING],
+}
+
+impl Upcoming {
+    /// Goes over to other hashes.
+    pub(crate) fn clear(&mut self) {
+        self.at = None;
+    }
+}
+
 /// Segments that were given back; dropping them may take a while.
 #[derive(Debug)]
 pub(crate) struct Segments(#[expect(dead_code, reason = "only ever dropped")] Box<[Segment]>);
@@ -217,19 +246,43 @@ impl Table {
         self.segments[self.segment_of(mixed)].find(mixed, i64::from_le_bytes(hash), blocks)
     }
 
-    /// Looks `hashes` up together, at most [`TOGETHER`], into `found`; see [`Table::fetch`].
-    pub(crate) fn find_all(
+    /// The block with the hash at a position, looked up while those to come are fetched; see [`Upcoming`].
+    pub(crate) fn find_in_turn(
         &self,
         hashes: &[[u8; 8]],
+        at: usize,
+        upcoming: &mut Upcoming,
         blocks: &Blocks,
-        found: &mut SmallVec<[Option<BlockId>; TOGETHER]>,
-    ) {
-        let (mixed, absent) = self.fetch(hashes, blocks);
-        found.clear();
-        found.extend(hashes.iter().zip(mixed).enumerate().map(|(place, (hash, mixed))| {
-            let may_be_there = absent >> place & 1 == 0;
-            may_be_there.then(|| self.find_mixed(mixed, *hash, blocks)).flatten()
-        }));
+    ) -> Option<BlockId> {
+        if upcoming.at != Some(at) {
+            (at..at + BUCKETS_AHEAD).for_each(|place| self.fetch_upcoming(hashes, place, upcoming));
+            (at..at + BLOCKS_AHEAD).for_each(|place| self.fetch_likely(hashes, place, upcoming, blocks));
+        }
+        upcoming.at = Some(at + 1);
+        self.fetch_upcoming(hashes, at + BUCKETS_AHEAD, upcoming);
+        self.fetch_likely(hashes, at + BLOCKS_AHEAD, upcoming, blocks);
+        self.find_mixed(upcoming.mixed[at % UPCOMING], hashes[at], blocks)
+    }
+
+    /// Mixes the hash at a position, if there is one, and fetches its bucket.
+    #[inline]
+    fn fetch_upcoming(&self, hashes: &[[u8; 8]], at: usize, upcoming: &mut Upcoming) {
+        if let Some(hash) = hashes.get(at) {
+            let mixed = self.mix.mix(u64::from_le_bytes(*hash));
+            upcoming.mixed[at % UPCOMING] = mixed;
+            self.segments[self.segment_of(mixed)].fetch(mixed);
+        }
+    }
+
+    /// Fetches the block that the bucket of the hash at a position names, if there is one.
+    #[inline]
+    fn fetch_likely(&self, hashes: &[[u8; 8]], at: usize, upcoming: &Upcoming, blocks: &Blocks) {
+        let mixed = upcoming.mixed[at % UPCOMING];
+        if at < hashes.len()
+            && let Candidate::Likely(block) = self.segments[self.segment_of(mixed)].candidate(mixed)
+        {
+            blocks.fetch(block);
+        }
     }
 
     /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::fetch`].
