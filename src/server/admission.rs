@@ -10,12 +10,15 @@
 //! too late, or never, is answered in time, and once more just before the scan,
 //! when the lock has been waited for.
 //!
-//! A permit is taken when the body is complete and valid, and then the call
+//! A permit is taken when the body is complete and valid, and then, where more
+//! queries have arrived and are not answered than there are permits, the call
 //! yields once. Without that, no more permits could ever be out than the runtime
 //! has threads, and the limit would never bite. The runtime wakes a task that
 //! yielded only after it ran what was runnable and polled its sockets, so the
 //! queries that have arrived by then are admitted or refused before this one
-//! scans. Under load the permits out are thus the queries waiting for a core.
+//! scans. Under load the permits out are thus the queries waiting for a core. Where
+//! all that have arrived could be admitted there is nothing to wait for, and a
+//! look at the sockets between any two calls would cost each a system call.
 //!
 //! This must not know messages, the index or what a scan is.
 
@@ -176,6 +179,11 @@ impl Deadline {
 
     pub(super) fn has_passed(self) -> bool {
         self.0.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Whether it has passed at `now`.
+    pub(super) fn has_passed_at(self, now: std::time::Instant) -> bool {
+        self.0.is_some_and(|deadline| now >= deadline.into_std())
     }
 }
 

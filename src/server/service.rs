@@ -16,7 +16,7 @@ use super::admission::{Admission, Deadline, Refusal};
 use super::drops::{Drops, Overtaken, Since};
 use super::instance::Instance;
 use super::memory::Charge;
-use super::observe::{Recorder, ScanTimes};
+use super::observe::{Method, Recorder, ScanTimes};
 use super::readiness::Stream;
 use super::status::Interrupted;
 use super::wire::{self, Answer, ApplyRequest, HitCountsRequest, MatchRequest, PrefixRequest};
@@ -121,8 +121,10 @@ impl super::KVIndexer for Indexer {
             return Err(self.admission.refuse_late().into());
         }
         let permit = self.admission.admit()?;
-        // Lets everything else that arrived be admitted or refused: see `admission`.
-        tokio::task::yield_now().await;
+        // Lets all others that arrived be admitted or refused, if not all can be: see `admission`.
+        if self.recorder.in_flight(Method::MatchPrefix) > self.admission.limit() as u64 {
+            tokio::task::yield_now().await;
+        }
         let index = Arc::clone(&self.index);
         let admission = Arc::clone(&self.admission);
         let recorder = Arc::clone(&self.recorder);
@@ -187,7 +189,7 @@ fn prefix(
         let scanned = {
             let view = index.read();
             let locked = Instant::now();
-            (!deadline.has_passed()).then(|| {
+            (!deadline.has_passed_at(locked)).then(|| {
                 admission.scanning();
                 (scan::prefix(&view, hashes, scratch), view.labels(), locked)
             })

@@ -225,6 +225,11 @@ impl Recorder {
         &self.calls[method as usize]
     }
 
+    /// Calls of a method that have arrived and are not answered.
+    pub(in crate::server) fn in_flight(&self, method: Method) -> u64 {
+        self.calls(method).in_flight.get()
+    }
+
     pub(super) fn outcomes(&self) -> [(Outcome, u64); Outcome::ALL.len()] {
         Outcome::ALL.map(|outcome| (outcome, self.outcomes[outcome as usize].get()))
     }
