@@ -232,12 +232,11 @@ impl Candidates {
         if !self.are_aligned() {
             return lane.find_edge(from, to, |_, _| true);
         }
-        let none = Stamped::none();
-        let mut before = view.stamped(before).unwrap_or(&none).stamp();
+        let mut before = view.stamped(before).map(Stamped::stamp).unwrap_or_default();
         let Candidates { aligned, ranking, open, .. } = self;
         let mut room = ranking.room();
         lane.find_edge(from, to, |edge, set| {
-            let entered = view.stamped(set).unwrap_or(&none);
+            let Some(entered) = view.stamped(set) else { return true };
             let Some(leaver) = entered.leaver(before) else { return true };
             before = entered.stamp();
             let place = leaver.place();
