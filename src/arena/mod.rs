@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `blocks`, `chunk` | chunked columns of hash, placement set and tokens by slot |
 //! | `lane` | the columns as a scan walks them |
-//! | `table` | hash to slot, in segments that grow one at a time |
+//! | `table`, `segment`, `bucket` | hash to slot, in segments that grow one at a time |
 //! | `sets` | interned placement sets; blocks with equal holders share one |
 //! | `steps` | who leaves from one set to the next along a chain, as scans remember it |
 //! | `changes` | the latest changes of sets, to be made over again |
@@ -36,6 +36,7 @@ mod apply;
 mod audit;
 mod bits;
 mod blocks;
+mod bucket;
 mod changes;
 mod chunk;
 mod clear;
@@ -45,6 +46,7 @@ mod ids;
 mod lane;
 mod mix;
 mod mutation;
+mod segment;
 mod sets;
 mod shared;
 mod steps;
@@ -82,8 +84,10 @@ use workers::Workers;
 pub struct Tuning {
     /// Slots of a chunk in use, 1 to 65,536.
     pub chunk_slots: usize,
-    /// The table has two to the power of this many segments.
+    /// The table begins with two to the power of this many segments.
     pub segment_bits: u32,
+    /// Ids with which such a segment is split at the latest.
+    pub segment_ids: usize,
     /// Stores no two blocks side by side, so that every guess of a scan fails.
     pub scattered: bool,
     /// Where the keys of the mix come from.
@@ -107,6 +111,7 @@ impl Default for Tuning {
         Tuning {
             chunk_slots: blocks::CHUNK_SLOTS,
             segment_bits: table::SEGMENT_BITS,
+            segment_ids: table::SEGMENT_IDS,
             scattered: false,
             keys: Keys::Random,
         }
@@ -142,7 +147,7 @@ impl Arena {
         };
         Arena {
             blocks: Blocks::new(tuning.chunk_slots, tuning.scattered),
-            table: Table::new(mix, tuning.segment_bits),
+            table: Table::new(mix, tuning.segment_bits, tuning.segment_ids),
             upcoming: Upcoming::default(),
             sets: Sets::new(mix),
             workers: Workers::default(),

@@ -21,21 +21,16 @@
 //! which would make bytes per block swing with the number of blocks. Home
 //! buckets come from the middle bits and tags from the lowest eight, so that the
 //! three say different things about a hash.
-
-use wide::u8x16;
+//!
+//! A segment that has a few thousand ids is split into sixteen by the next bits: many segments are
+//! what a large table needs to grow in small steps, and few are what a small one needs to
+//! have them all in the nearest cache. Segments are split at different sizes, for the same reason.
 
 use super::blocks::Blocks;
-use super::fetch::fetch;
 use super::hashes::PackedHashes;
 use super::ids::BlockId;
 use super::mix::Mix;
-
-/// Ids in one bucket.
-const BUCKET_IDS: usize = 12;
-
-/// A segment grows once it is fuller than this share of its places, in eighths.
-/// Fuller buckets overflow too often: at seven eighths a quarter of them do.
-const LOAD_MAX_EIGHTHS: usize = 7;
+use super::segment::{Candidate, Moved, Segment};
 
 /// Hashes looked up together: more than a processor has cache misses under way at once.
 pub(crate) const TOGETHER: usize = 32;
@@ -51,121 +46,15 @@ const UPCOMING: usize = 32;
 const _: () =
     assert!(BLOCKS_AHEAD < BUCKETS_AHEAD && BUCKETS_AHEAD < UPCOMING, "each has a place of its own");
 
-/// Buckets of a segment whose ids are moved together when it grows, for the same reason.
-const RESIZED_TOGETHER: usize = 64;
+/// Segments of an empty table, as a power of two, unless set otherwise.
+pub(crate) const SEGMENT_BITS: u32 = 8;
 
-/// Segments unless set otherwise. At 20 million blocks a segment has 5,000 ids
-/// and grows in about 50 µs; at 1 billion it has 250,000 and takes about 3 ms.
-pub(crate) const SEGMENT_BITS: u32 = 12;
+/// Segments into which one is split, as a power of two.
+const SPLIT_BITS: u32 = 4;
 
-#[derive(Debug, Clone, Copy)]
-#[repr(C, align(64))]
-struct Bucket {
-    ids: [u32; BUCKET_IDS],
-    /// The tags and, in the last four bytes, the count: sixteen bytes, which one instruction compares.
-    tags: [u8; 16],
-}
-
-const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
-
-const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; 16] };
-
-/// A bit for each place of a bucket.
-const ALL_PLACES: u32 = (1 << BUCKET_IDS) - 1;
-
-/// Some of the places of a bucket, one bit each.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Places(u32);
-
-impl Places {
-    const NONE: Places = Places(0);
-
-    /// The first of them; there is one.
-    #[inline]
-    fn first(self) -> usize {
-        self.0.trailing_zeros() as usize
-    }
-
-    #[inline]
-    fn without_first(self) -> Places {
-        Places(self.0 & (self.0 - 1))
-    }
-}
-
-impl Bucket {
-    /// Places with this tag.
-    #[inline]
-    fn places(&self, tag: u8) -> Places {
-        let equal = u8x16::new(self.tags).simd_eq(u8x16::splat(tag));
-        Places(equal.to_bitmask() & ALL_PLACES)
-    }
-
-    /// Places with an id of a chunk whose flag is set, without a branch, as none could be foretold.
-    #[inline]
-    fn of_chunks(&self, flags: &[bool]) -> Places {
-        let flag = |id: u32| flags.get(BlockId(id).chunk()).copied().unwrap_or(false);
-        let set = |places, (place, id): (usize, &u32)| places | u32::from(flag(*id)) << place;
-        Places(self.ids.iter().enumerate().fold(0, set) & !self.places(0).0)
-    }
-
-    /// The block here that has this tag and hash.
-    #[inline]
-    fn find(&self, tag: u8, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let mut places = self.places(tag);
-        while places != Places::NONE {
-            let block = BlockId(self.ids[places.first()]);
-            if blocks.hash(block) == hash {
-                return Some(block);
-            }
-            places = places.without_first();
-        }
-        None
-    }
-
-    /// Puts `block` into the first free place; says whether there was one.
-    #[inline]
-    fn put(&mut self, tag: u8, block: BlockId) -> bool {
-        let free = self.places(0);
-        if free != Places::NONE {
-            self.ids[free.first()] = block.0;
-            self.tags[free.first()] = tag;
-        }
-        free != Places::NONE
-    }
-
-    /// Takes `block` out; says whether it was here.
-    #[inline]
-    fn take(&mut self, tag: u8, block: BlockId) -> bool {
-        let mut places = self.places(tag);
-        while places != Places::NONE {
-            let place = places.first();
-            if self.ids[place] == block.0 {
-                self.tags[place] = 0;
-                return true;
-            }
-            places = places.without_first();
-        }
-        false
-    }
-
-    /// How many ids passed this bucket because it was full.
-    #[inline]
-    fn passed(&self) -> u32 {
-        let [.., a, b, c, d] = self.tags;
-        u32::from_le_bytes([a, b, c, d])
-    }
-
-    #[inline]
-    fn put_passed(&mut self, passed: u32) {
-        self.tags[BUCKET_IDS..].copy_from_slice(&passed.to_le_bytes());
-    }
-}
-
-#[derive(Debug, Default)]
-struct Segment {
-    buckets: Box<[Bucket]>,
-    ids: usize,
-}
+/// Ids from which on a segment that is full is split, at the latest, unless set otherwise: 7,000 then, in 0.2 ms. Its
+/// pieces grow on: at 20 million blocks each has 5,000 ids and grows in about 50 µs, at 1 billion 250,000 in 3 ms.
+pub(crate) const SEGMENT_IDS: usize = 4_096;
 
 /// Look-ups of hashes one after another, whose blocks lie apart.
 ///
@@ -188,51 +77,124 @@ impl Upcoming {
 
 /// Segments that were given back; dropping them may take a while.
 #[derive(Debug)]
-pub(crate) struct Segments(#[expect(dead_code, reason = "only ever dropped")] Box<[Segment]>);
-
-/// What a hash's home bucket says of where its block is.
-#[derive(Debug, Clone, Copy)]
-enum Candidate {
-    /// In no bucket.
-    Absent,
-    /// Most likely this block: it is the first with the hash's tag.
-    Likely(BlockId),
-    /// In a later bucket, if anywhere.
-    Elsewhere,
-}
-
-/// Ids on their way to other buckets, with room for one more that is not kept.
-///
-/// First the ids of many buckets are gathered, then their hashes fetched, then the ids
-/// placed: the fetches miss the cache, and only without a branch between them do they overlap.
-#[derive(Debug)]
-struct Moved {
-    blocks: [BlockId; RESIZED_TOGETHER * BUCKET_IDS + 1],
-    hashes: [u64; RESIZED_TOGETHER * BUCKET_IDS],
+pub(crate) struct Segments {
+    _segments: Box<[Segment]>,
+    _whole: Box<[Option<Segment>]>,
 }
 
 /// The table. Invariant: it holds each id at most once, under its block's hash.
 #[derive(Debug)]
 pub(crate) struct Table {
+    /// All of them, or while they are being split those that others were split into.
     segments: Box<[Segment]>,
+    /// How far a mixed hash is shifted to give its segment, less one.
+    shift: u32,
+    /// While they are being split, those that are not yet; else none.
+    whole: Box<[Option<Segment>]>,
+    /// How many of `whole` are left to be split.
+    left: usize,
     segment_bits: u32,
+    segment_ids: usize,
     mix: Mix,
     moved: Box<Moved>,
 }
 
+fn empty(segments: usize) -> Box<[Segment]> {
+    (0..segments).map(|_| Segment::default()).collect()
+}
+
 impl Table {
-    pub(crate) fn new(mix: Mix, segment_bits: u32) -> Self {
-        let segments = (0..1usize << segment_bits).map(|_| Segment::default()).collect();
-        let moved = Moved {
-            blocks: [BlockId(0); RESIZED_TOGETHER * BUCKET_IDS + 1],
-            hashes: [0; RESIZED_TOGETHER * BUCKET_IDS],
-        };
-        Table { segments, segment_bits, mix, moved: Box::new(moved) }
+    /// Begins with two to the power of `segment_bits` segments, which are split with `segment_ids` ids at the latest.
+    pub(crate) fn new(mix: Mix, segment_bits: u32, segment_ids: usize) -> Self {
+        Table {
+            segments: empty(1 << segment_bits),
+            shift: 63 - segment_bits,
+            whole: Box::default(),
+            left: 0,
+            segment_bits,
+            segment_ids,
+            mix,
+            moved: Box::default(),
+        }
     }
 
     #[inline]
     fn segment_of(&self, mixed: u64) -> usize {
-        ((mixed >> 1) >> (63 - self.segment_bits)) as usize
+        ((mixed >> 1) >> self.shift) as usize
+    }
+
+    #[inline]
+    fn segment(&self, mixed: u64) -> &Segment {
+        let number = self.segment_of(mixed);
+        match self.whole.get(number >> SPLIT_BITS) {
+            Some(Some(whole)) => whole,
+            _ => &self.segments[number],
+        }
+    }
+
+    #[inline]
+    fn segment_mut(&mut self, mixed: u64) -> &mut Segment {
+        let number = self.segment_of(mixed);
+        match self.whole.get_mut(number >> SPLIT_BITS) {
+            Some(Some(whole)) => whole,
+            _ => &mut self.segments[number],
+        }
+    }
+
+    fn is_small(&self) -> bool {
+        self.segments.len() == 1 << self.segment_bits
+    }
+
+    /// Makes room for one more id with this mixed hash.
+    #[inline(never)]
+    fn make_room(&mut self, mixed: u64, blocks: &Blocks) {
+        let number = self.segment_of(mixed);
+        let part = if self.is_small() { number } else { number >> SPLIT_BITS };
+        let split_at = split_at(part, self.segment_ids);
+        if self.is_small() && self.segments[number].ids >= split_at {
+            let pieces = empty(self.segments.len() << SPLIT_BITS);
+            let whole = std::mem::replace(&mut self.segments, pieces);
+            self.left = whole.len();
+            self.whole = whole.into_iter().map(Some).collect();
+            self.shift -= SPLIT_BITS;
+        }
+        let whole = self.whole.get_mut(part).and_then(|whole| whole.take_if(|whole| whole.ids >= split_at));
+        if let Some(whole) = whole {
+            self.split(part, &whole, blocks);
+        }
+        let (number, is_small) = (self.segment_of(mixed), self.is_small());
+        let Table { segments, whole, segment_bits, mix, moved, .. } = self;
+        let (segment, own) = match whole.get_mut(part) {
+            Some(Some(whole)) => (whole, part),
+            _ if is_small => (&mut segments[number], number),
+            _ => (&mut segments[number], spread(number, *segment_bits)),
+        };
+        if segment.is_full() {
+            segment.grow(own, *mix, moved, blocks);
+        }
+    }
+
+    /// Spreads the ids of a segment over the pieces it is split into.
+    fn split(&mut self, part: usize, whole: &Segment, blocks: &Blocks) {
+        let (first, shift) = (part << SPLIT_BITS, self.shift);
+        let mut all = Vec::with_capacity(whole.ids);
+        let mut counts = [0; 1 << SPLIT_BITS];
+        self.moved.each(whole, self.mix, blocks, |mixed, block| {
+            let place = ((mixed >> 1) >> shift) as usize - first;
+            counts[place] += 1;
+            all.push((place, mixed, block));
+        });
+        let pieces = &mut self.segments[first..first + counts.len()];
+        for (place, (piece, count)) in pieces.iter_mut().zip(counts).enumerate() {
+            *piece = Segment::with_room(count, spread(first + place, self.segment_bits));
+        }
+        for (place, mixed, block) in all {
+            pieces[place].add(mixed, block);
+        }
+        self.left -= 1;
+        if self.left == 0 {
+            self.whole = Box::default();
+        }
     }
 
     /// The block with this hash, also if it is free and only remembered.
@@ -243,7 +205,7 @@ impl Table {
 
     #[inline]
     fn find_mixed(&self, mixed: u64, hash: [u8; 8], blocks: &Blocks) -> Option<BlockId> {
-        self.segments[self.segment_of(mixed)].find(mixed, i64::from_le_bytes(hash), blocks)
+        self.segment(mixed).find(mixed, i64::from_le_bytes(hash), blocks)
     }
 
     /// The block with the hash at a position, looked up while those to come are fetched; see [`Upcoming`].
@@ -270,7 +232,7 @@ impl Table {
         if let Some(hash) = hashes.get(at) {
             let mixed = self.mix.mix(u64::from_le_bytes(*hash));
             upcoming.mixed[at % UPCOMING] = mixed;
-            self.segments[self.segment_of(mixed)].fetch(mixed);
+            self.segment(mixed).fetch(mixed);
         }
     }
 
@@ -279,7 +241,7 @@ impl Table {
     fn fetch_likely(&self, hashes: &[[u8; 8]], at: usize, upcoming: &Upcoming, blocks: &Blocks) {
         let mixed = upcoming.mixed[at % UPCOMING];
         if at < hashes.len()
-            && let Candidate::Likely(block) = self.segments[self.segment_of(mixed)].candidate(mixed)
+            && let Candidate::Likely(block) = self.segment(mixed).candidate(mixed)
         {
             blocks.fetch(block);
         }
@@ -307,7 +269,7 @@ impl Table {
     #[inline]
     pub(crate) fn fetch_bucket(&self, hash: i64) {
         let mixed = self.mix.mix(hash as u64);
-        self.segments[self.segment_of(mixed)].fetch(mixed);
+        self.segment(mixed).fetch(mixed);
     }
 
     /// Mixes hashes and fetches what look-ups of them will read, and what stands beside their
@@ -320,11 +282,11 @@ impl Table {
         let mut mixed = [0; TOGETHER];
         for (hash, mixed) in hashes.iter().zip(&mut mixed) {
             *mixed = self.mix.mix(u64::from_le_bytes(*hash));
-            self.segments[self.segment_of(*mixed)].fetch(*mixed);
+            self.segment(*mixed).fetch(*mixed);
         }
         let mut absent = 0;
         for (place, (mixed, _)) in mixed.iter().zip(hashes).enumerate() {
-            match self.segments[self.segment_of(*mixed)].candidate(*mixed) {
+            match self.segment(*mixed).candidate(*mixed) {
                 Candidate::Absent => absent |= 1 << place,
                 Candidate::Likely(block) => blocks.fetch(block),
                 Candidate::Elsewhere => {}
@@ -338,13 +300,13 @@ impl Table {
     /// Returns a block that already stands there instead, if one does.
     pub(crate) fn insert(&mut self, hash: i64, block: BlockId, blocks: &Blocks) -> Result<(), BlockId> {
         let mixed = self.mix.mix(hash as u64);
-        let number = self.segment_of(mixed);
-        let segment = &mut self.segments[number];
+        let mut segment = self.segment_mut(mixed);
         if let Some(other) = segment.find(mixed, hash, blocks) {
             return Err(other);
         }
-        if (segment.ids + 1) * 8 > segment.buckets.len() * BUCKET_IDS * LOAD_MAX_EIGHTHS {
-            segment.resize(grown(segment.buckets.len(), number), self.mix, &mut self.moved, blocks);
+        if segment.is_full() {
+            self.make_room(mixed, blocks);
+            segment = self.segment_mut(mixed);
         }
         segment.add(mixed, block);
         Ok(())
@@ -358,7 +320,7 @@ impl Table {
         let mut mixed = [0; TOGETHER];
         for (block, mixed) in some.iter().zip(&mut mixed) {
             *mixed = self.mix.mix(blocks.hash(*block) as u64);
-            self.segments[self.segment_of(*mixed)].fetch(*mixed);
+            self.segment(*mixed).fetch(*mixed);
         }
         for (block, mixed) in some.iter().zip(mixed) {
             self.remove(mixed, *block, blocks);
@@ -367,14 +329,20 @@ impl Table {
 
     fn remove(&mut self, mixed: u64, block: BlockId, blocks: &Blocks) {
         let number = self.segment_of(mixed);
-        let segment = &mut self.segments[number];
+        let Table { segments, whole, mix, moved, .. } = self;
+        let segment = match whole.get_mut(number >> SPLIT_BITS) {
+            Some(Some(whole)) => whole,
+            _ => &mut segments[number],
+        };
         let removed = segment.take(mixed, block);
         debug_assert!(removed, "{block:?} stands in the table");
-        segment.shrink(self.mix, &mut self.moved, blocks);
+        segment.shrink(*mix, moved, blocks);
     }
 
     /// Takes out the blocks of idle chunks, as a flag of each chunk says, and forgets their ghosts, from
-    /// segment `from` on until `most` blocks have been looked at; gives the segment to go on from, if any.
+    /// place `from` on until `most` blocks have been looked at; gives the place to go on from, if any.
+    ///
+    /// Places number the segments that there are once all parts are split.
     pub(crate) fn sweep(
         &mut self,
         from: usize,
@@ -382,228 +350,74 @@ impl Table {
         idle: &[bool],
         blocks: &mut Blocks,
     ) -> Option<usize> {
-        for (number, segment) in self.segments.iter_mut().enumerate().skip(from) {
+        let is_small = self.is_small();
+        let Table { segments, whole, segment_bits, mix, moved, .. } = self;
+        let mut place = from;
+        while place < 1 << (*segment_bits + SPLIT_BITS) {
             if most == 0 {
-                return Some(number);
+                return Some(place);
             }
+            let part = place >> SPLIT_BITS;
+            let (segment, next) = match whole.get_mut(part) {
+                Some(Some(whole)) => (whole, (part + 1) << SPLIT_BITS),
+                _ if is_small => (&mut segments[part], (part + 1) << SPLIT_BITS),
+                _ => (&mut segments[place], place + 1),
+            };
             most = most.saturating_sub(segment.ids);
-            segment.sweep(self.mix, idle, blocks);
-            segment.shrink(self.mix, &mut self.moved, blocks);
+            segment.sweep(*mix, idle, blocks);
+            segment.shrink(*mix, moved, blocks);
+            place = next;
         }
         None
     }
 
     /// Forgets every id at once.
     pub(crate) fn reset(&mut self) -> Segments {
-        let empty = (0..self.segments.len()).map(|_| Segment::default()).collect();
-        Segments(std::mem::replace(&mut self.segments, empty))
+        self.shift = 63 - self.segment_bits;
+        self.left = 0;
+        Segments {
+            _segments: std::mem::replace(&mut self.segments, empty(1 << self.segment_bits)),
+            _whole: std::mem::take(&mut self.whole),
+        }
     }
 
     /// Ids in the table.
     pub(crate) fn len(&self) -> usize {
-        self.segments.iter().map(|segment| segment.ids).sum()
+        self.segments().map(|segment| segment.ids).sum()
     }
 
     /// Bytes of its buckets and segments.
     pub(crate) fn bytes(&self) -> usize {
-        let buckets: usize =
-            self.segments.iter().map(|segment| size_of_val::<[Bucket]>(&segment.buckets)).sum();
-        buckets + size_of_val::<[Segment]>(&self.segments)
+        let buckets: usize = self.segments().map(|segment| size_of_val(&*segment.buckets)).sum();
+        buckets + size_of_val(&*self.segments) + size_of_val(&*self.whole)
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &Segment> {
+        self.whole.iter().flatten().chain(&self.segments)
     }
 
     /// Checks what each segment counts; the arena's audit checks ids against blocks.
     pub(crate) fn audit(&self, blocks: &Blocks) -> Result<(), String> {
-        for (number, segment) in self.segments.iter().enumerate() {
-            let mut counted = Segment { buckets: segment.buckets.clone(), ids: 0 };
-            counted.buckets.iter_mut().for_each(|bucket| bucket.put_passed(0));
-            for (place, bucket) in segment.buckets.iter().enumerate() {
-                for (id, _) in bucket.ids.iter().zip(bucket.tags).filter(|(_, tag)| *tag != 0) {
-                    let mut passed = segment.home(self.mix.mix(blocks.hash(BlockId(*id)) as u64));
-                    while passed != place {
-                        let bucket = &mut counted.buckets[passed];
-                        bucket.put_passed(bucket.passed() + 1);
-                        passed = segment.after(passed);
-                    }
-                    counted.ids += 1;
-                }
-            }
-            if counted.ids != segment.ids {
-                return Err(format!("segment {number} counts {} ids and has {}", segment.ids, counted.ids));
-            }
-            let alike = |(counted, bucket): (&Bucket, &Bucket)| counted.passed() == bucket.passed();
-            if !counted.buckets.iter().zip(&segment.buckets).all(alike) {
-                return Err(format!("segment {number} has buckets that count wrong who passed them"));
-            }
+        let left = self.whole.iter().flatten().count();
+        if left != self.left || self.whole.is_empty() != (left == 0) {
+            return Err(format!("{left} segments are not split, {} are counted", self.left));
         }
-        Ok(())
+        let audit = |(number, segment): (usize, &Segment)| {
+            segment.audit(self.mix, blocks).map_err(|fault| format!("segment {number} {fault}"))
+        };
+        self.segments().enumerate().try_for_each(audit)
     }
 }
 
-/// The number of buckets after `buckets` in segment `number`.
-///
-/// Powers of 7/4 times a factor that is the segment's own, between 1 and 7/4, so that at
-/// any number of blocks as many segments are about to grow as at any other. Doubling
-/// would move fewer ids and cost half a byte more per block.
-fn grown(buckets: usize, number: usize) -> usize {
-    let own = u64::from((number as u32).reverse_bits() >> 16);
-    let mut size = (1 << 16) + own * 3 / 4;
-    while (size >> 16) as usize <= buckets {
-        size = size * 7 / 4;
-    }
-    (size >> 16) as usize
+/// Ids with which the segment of part `number` is split: a share of the most that is the part's own, between a
+/// quarter and all.
+fn split_at(number: usize, most: usize) -> usize {
+    let own = (number as u32).reverse_bits() >> 16;
+    most / 4 + (most * 3 / 4 * own as usize >> 16)
 }
 
-/// Tag of a mixed hash, never 0.
-#[inline]
-fn tag_of(mixed: u64) -> u8 {
-    (mixed as u8).max(1)
-}
-
-impl Segment {
-    #[inline]
-    fn home(&self, mixed: u64) -> usize {
-        ((u64::from((mixed >> 16) as u32) * self.buckets.len() as u64) >> 32) as usize
-    }
-
-    /// The bucket after one, the first after the last.
-    #[inline]
-    fn after(&self, number: usize) -> usize {
-        if number + 1 == self.buckets.len() { 0 } else { number + 1 }
-    }
-
-    #[inline]
-    fn find(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let bucket = self.buckets.get(self.home(mixed))?;
-        let found = bucket.find(tag_of(mixed), hash, blocks);
-        if found.is_some() || bucket.passed() == 0 { found } else { self.find_further(mixed, hash, blocks) }
-    }
-
-    /// The block if its home bucket was full.
-    #[inline(never)]
-    fn find_further(&self, mixed: u64, hash: i64, blocks: &Blocks) -> Option<BlockId> {
-        let home = self.home(mixed);
-        let mut number = self.after(home);
-        while number != home {
-            let bucket = &self.buckets[number];
-            let found = bucket.find(tag_of(mixed), hash, blocks);
-            if found.is_some() || bucket.passed() == 0 {
-                return found;
-            }
-            number = self.after(number);
-        }
-        None
-    }
-
-    /// Has the home bucket fetched.
-    #[inline]
-    fn fetch(&self, mixed: u64) {
-        if let Some(bucket) = self.buckets.get(self.home(mixed)) {
-            fetch(bucket);
-        }
-    }
-
-    /// What the home bucket says of a hash without a look at its blocks.
-    #[inline]
-    fn candidate(&self, mixed: u64) -> Candidate {
-        let Some(bucket) = self.buckets.get(self.home(mixed)) else { return Candidate::Absent };
-        match bucket.places(tag_of(mixed)) {
-            Places::NONE if bucket.passed() == 0 => Candidate::Absent,
-            Places::NONE => Candidate::Elsewhere,
-            places => Candidate::Likely(BlockId(bucket.ids[places.first()])),
-        }
-    }
-
-    /// Adds `block`; there is room.
-    #[inline]
-    fn add(&mut self, mixed: u64, block: BlockId) {
-        let mut number = self.home(mixed);
-        while !self.buckets[number].put(tag_of(mixed), block) {
-            let bucket = &mut self.buckets[number];
-            bucket.put_passed(bucket.passed() + 1);
-            number = self.after(number);
-        }
-        self.ids += 1;
-    }
-
-    fn take(&mut self, mixed: u64, block: BlockId) -> bool {
-        let home = self.home(mixed);
-        let mut number = home;
-        while !self.buckets[number].take(tag_of(mixed), block) {
-            let next = self.after(number);
-            if self.buckets[number].passed() == 0 || next == home {
-                return false;
-            }
-            number = next;
-        }
-        self.ids -= 1;
-        self.take_back(home, number);
-        true
-    }
-
-    /// Takes back what an id counted on its way from its home bucket to another one.
-    #[inline]
-    fn take_back(&mut self, home: usize, number: usize) {
-        let mut passed = home;
-        while passed != number {
-            let bucket = &mut self.buckets[passed];
-            bucket.put_passed(bucket.passed() - 1);
-            passed = self.after(passed);
-        }
-    }
-
-    fn sweep(&mut self, mix: Mix, idle: &[bool], blocks: &mut Blocks) {
-        let mut before = self.buckets.len().saturating_sub(1);
-        for number in 0..self.buckets.len() {
-            let mut places = self.buckets[number].of_chunks(idle);
-            while places != Places::NONE {
-                let (bucket, place) = (&mut self.buckets[number], places.first());
-                let block = BlockId(bucket.ids[place]);
-                bucket.tags[place] = 0;
-                self.ids -= 1;
-                // If nothing passed the bucket before, all that stand here are at home.
-                if self.buckets[before].passed() > 0 {
-                    self.take_back(self.home(mix.mix(blocks.hash(block) as u64)), number);
-                }
-                blocks.forget(block);
-                places = places.without_first();
-            }
-            before = number;
-        }
-    }
-
-    /// Gives memory back if the segment has become too large for its ids.
-    #[inline]
-    fn shrink(&mut self, mix: Mix, moved: &mut Moved, blocks: &Blocks) {
-        let mut buckets = self.buckets.len();
-        while self.ids * 4 < buckets * BUCKET_IDS && buckets > 1 {
-            buckets = buckets.div_ceil(2);
-        }
-        if self.ids == 0 {
-            *self = Segment::default();
-        } else if buckets < self.buckets.len() {
-            self.resize(buckets, mix, moved, blocks);
-        }
-    }
-
-    #[inline(never)]
-    fn resize(&mut self, buckets: usize, mix: Mix, moved: &mut Moved, blocks: &Blocks) {
-        let old = std::mem::replace(&mut self.buckets, vec![EMPTY_BUCKET; buckets].into_boxed_slice());
-        self.ids = 0;
-        for buckets in old.chunks(RESIZED_TOGETHER) {
-            let mut count = 0;
-            for bucket in buckets {
-                for (id, tag) in bucket.ids.iter().zip(bucket.tags) {
-                    moved.blocks[count] = BlockId(*id);
-                    count += usize::from(tag != 0);
-                }
-            }
-            let from = &moved.blocks[..count];
-            for (block, hash) in from.iter().zip(&mut moved.hashes) {
-                *hash = blocks.hash(*block) as u64;
-            }
-            for (block, hash) in from.iter().zip(&moved.hashes) {
-                self.add(mix.mix(*hash), *block);
-            }
-        }
-    }
+/// The number by which a piece of a split segment grows at other times than those beside it.
+fn spread(piece: usize, segment_bits: u32) -> usize {
+    let (part, place) = (piece >> SPLIT_BITS, piece % (1 << SPLIT_BITS));
+    place << segment_bits | part
 }

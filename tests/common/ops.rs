@@ -520,11 +520,11 @@ pub(crate) fn step(sizes: Sizes) -> impl Strategy<Value = Step> {
 /// The index as it ships, and settings under which its luck runs out.
 pub(crate) fn tuning() -> impl Strategy<Value = Tuning> {
     let usual = Tuning::default();
-    let tiny = Tuning { chunk_slots: 1, segment_bits: 0, ..usual };
-    let small = Tuning { chunk_slots: 7, segment_bits: 1, ..usual };
+    let tiny = Tuning { chunk_slots: 1, segment_bits: 0, segment_ids: 9, ..usual };
+    let small = Tuning { chunk_slots: 7, segment_bits: 1, segment_ids: 30, ..usual };
     let scattered = Tuning { scattered: true, ..usual };
     let colliding = Tuning { keys: Keys::Colliding, ..usual };
-    let all = Tuning { chunk_slots: 64, segment_bits: 0, scattered: true, keys: Keys::Colliding };
+    let all = Tuning { chunk_slots: 64, segment_ids: 9, scattered: true, keys: Keys::Colliding, ..tiny };
     // Chunks of the usual kind, but so short that checking all slots after each step is cheap.
     let short = Tuning { chunk_slots: 512, ..usual };
     prop_oneof![

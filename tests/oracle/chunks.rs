@@ -58,11 +58,15 @@ fn blocks_that_come_and_go_stay_in_the_chunk_that_has_room_for_them() {
     index.audit().expect("sound tables");
 }
 
-/// Chunks of a worker that held all or every other of them are given back while others report.
+/// Chunks of a worker that held all or every other of them are given back while others report, by a table whose
+/// segments are whole, split, or some of them split.
 #[test]
 fn chunks_are_given_back_step_by_step_while_reports_go_on() {
-    for apart in [false, true] {
-        let index = Index::with_tuning(Tuning { chunk_slots: CHUNK_SLOTS as usize, ..Tuning::default() });
+    let usual = Tuning { chunk_slots: CHUNK_SLOTS as usize, ..Tuning::default() };
+    let split = Tuning { segment_bits: 4, segment_ids: 1_000, ..usual };
+    let partly = Tuning { segment_bits: 4, segment_ids: 6_000, ..usual };
+    for (apart, tuning) in [(false, usual), (true, usual), (false, split), (true, split), (true, partly)] {
+        let index = Index::with_tuning(tuning);
         let stays = |chunk: u32| chunk == CHUNKS - 1 || apart && chunk.is_multiple_of(2);
         for chunk in 0..CHUNKS {
             let blocks = chunk * CHUNK_SLOTS..(chunk + 1) * CHUNK_SLOTS;

@@ -3,7 +3,7 @@
 //! Random histories stay small; here tables grow through several sizes, slots
 //! pass the end of a chunk of 65,536, and holes are refilled at scale.
 
-use sgl_kv_indexer::arena::Tier;
+use sgl_kv_indexer::arena::{Tier, Tuning};
 
 use crate::ops::{OwnedAction, OwnedBatch, Pool};
 use crate::pair::{Checked, Pair};
@@ -86,8 +86,8 @@ fn chain_blocks(chain: u32) -> impl Iterator<Item = u32> {
     (0..BLOCKS).filter(own)
 }
 
-fn check(pool: Pool) {
-    let mut growth = Growth { pair: Pair::default(), pool };
+fn check(pool: Pool, tuning: Tuning) {
+    let mut growth = Growth { pair: Pair::new(tuning), pool };
     for worker in 0..2 {
         growth.report(worker, Tier::Hbm, 0..BLOCKS);
     }
@@ -126,10 +126,16 @@ fn check(pool: Pool) {
 
 #[test]
 fn random_hashes() {
-    check(Pool::Random);
+    check(Pool::Random, Tuning::default());
+}
+
+/// Every segment of the table is split on the way, each with another number of ids.
+#[test]
+fn a_table_whose_segments_are_split() {
+    check(Pool::Random, Tuning { segment_bits: 4, segment_ids: 3_500, ..Tuning::default() });
 }
 
 #[test]
 fn strided_hashes() {
-    check(Pool::Strided(32));
+    check(Pool::Strided(32), Tuning::default());
 }

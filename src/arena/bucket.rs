@@ -1,0 +1,114 @@
+//! Buckets: one cache line of twelve slot ids, their tags and a count.
+//!
+//! What they are for is told in [`super::table`]; this file holds what one bucket can say.
+
+use wide::u8x16;
+
+use super::blocks::Blocks;
+use super::ids::BlockId;
+
+/// Ids in one bucket.
+pub(super) const BUCKET_IDS: usize = 12;
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub(super) struct Bucket {
+    pub(super) ids: [u32; BUCKET_IDS],
+    /// The tags and, in the last four bytes, the count: sixteen bytes, which one instruction compares.
+    pub(super) tags: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Bucket>() == 64, "a bucket is one cache line");
+
+pub(super) const EMPTY_BUCKET: Bucket = Bucket { ids: [0; BUCKET_IDS], tags: [0; 16] };
+
+/// A bit for each place of a bucket.
+const ALL_PLACES: u32 = (1 << BUCKET_IDS) - 1;
+
+/// Some of the places of a bucket, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Places(u32);
+
+impl Places {
+    pub(super) const NONE: Places = Places(0);
+
+    /// The first of them; there is one.
+    #[inline]
+    pub(super) fn first(self) -> usize {
+        self.0.trailing_zeros() as usize
+    }
+
+    #[inline]
+    pub(super) fn without_first(self) -> Places {
+        Places(self.0 & (self.0 - 1))
+    }
+}
+
+impl Bucket {
+    /// Places with this tag.
+    #[inline]
+    pub(super) fn places(&self, tag: u8) -> Places {
+        let equal = u8x16::new(self.tags).simd_eq(u8x16::splat(tag));
+        Places(equal.to_bitmask() & ALL_PLACES)
+    }
+
+    /// Places with an id of a chunk whose flag is set, without a branch, as none could be foretold.
+    #[inline]
+    pub(super) fn of_chunks(&self, flags: &[bool]) -> Places {
+        let flag = |id: u32| flags.get(BlockId(id).chunk()).copied().unwrap_or(false);
+        let set = |places, (place, id): (usize, &u32)| places | u32::from(flag(*id)) << place;
+        Places(self.ids.iter().enumerate().fold(0, set) & !self.places(0).0)
+    }
+
+    /// The block here that has this tag and hash.
+    #[inline]
+    pub(super) fn find(&self, tag: u8, hash: i64, blocks: &Blocks) -> Option<BlockId> {
+        let mut places = self.places(tag);
+        while places != Places::NONE {
+            let block = BlockId(self.ids[places.first()]);
+            if blocks.hash(block) == hash {
+                return Some(block);
+            }
+            places = places.without_first();
+        }
+        None
+    }
+
+    /// Puts `block` into the first free place; says whether there was one.
+    #[inline]
+    pub(super) fn put(&mut self, tag: u8, block: BlockId) -> bool {
+        let free = self.places(0);
+        if free != Places::NONE {
+            self.ids[free.first()] = block.0;
+            self.tags[free.first()] = tag;
+        }
+        free != Places::NONE
+    }
+
+    /// Takes `block` out; says whether it was here.
+    #[inline]
+    pub(super) fn take(&mut self, tag: u8, block: BlockId) -> bool {
+        let mut places = self.places(tag);
+        while places != Places::NONE {
+            let place = places.first();
+            if self.ids[place] == block.0 {
+                self.tags[place] = 0;
+                return true;
+            }
+            places = places.without_first();
+        }
+        false
+    }
+
+    /// How many ids passed this bucket because it was full.
+    #[inline]
+    pub(super) fn passed(&self) -> u32 {
+        let [.., a, b, c, d] = self.tags;
+        u32::from_le_bytes([a, b, c, d])
+    }
+
+    #[inline]
+    pub(super) fn put_passed(&mut self, passed: u32) {
+        self.tags[BUCKET_IDS..].copy_from_slice(&passed.to_le_bytes());
+    }
+}
