@@ -137,7 +137,9 @@ struct Head {
 
 impl Head {
     /// What stands where there is no set.
-    const NONE: Head = Head { stamped: Stamped::none(), blocks: 0, next: SetId::EMPTY };
+    const fn none() -> Self {
+        Head { stamped: Stamped::none(), blocks: 0, next: SetId::EMPTY }
+    }
 
     /// Counts `blocks` fewer blocks with the set, unless they are the last; says whether it did.
     #[inline]
@@ -401,7 +403,7 @@ impl Sets {
         }
         let place = self.pages[page].insert(Set { entries, content });
         let stamped = self.next_stamp();
-        let heads = self.heads[page].get_or_insert_with(|| Box::new([const { Head::NONE }; PAGE_SETS]));
+        let heads = self.heads[page].get_or_insert_with(|| Box::new([const { Head::none() }; PAGE_SETS]));
         heads[place] = Head { stamped, blocks: blocks as u32, next: first };
         let id = SetId((page * PAGE_SETS + place) as u32 + 1);
         self.by_content[map_of(content)].insert(content, id);
@@ -425,7 +427,7 @@ impl Sets {
         let was_full = self.pages[page].len() == PAGE_SETS;
         self.pages[page].remove(place);
         if let Some(head) = self.head_mut(id) {
-            *head = Head::NONE;
+            *head = Head::none();
         }
         if self.pages[page].is_empty() {
             self.pages[page] = Slab::new();

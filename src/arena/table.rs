@@ -259,8 +259,9 @@ impl Table {
         blocks: &Blocks,
     ) -> Option<BlockId> {
         let ahead = |most: usize| hashes.len().min(at + most + 1);
-        for place in at.max(upcoming.buckets)..ahead(BUCKETS_AHEAD) {
-            let mixed = self.mix.mix(u64::from_le_bytes(hashes[place]));
+        let new = at.max(upcoming.buckets)..ahead(BUCKETS_AHEAD);
+        for (place, hash) in new.clone().zip(hashes.get(new).unwrap_or_default()) {
+            let mixed = self.mix.mix(u64::from_le_bytes(*hash));
             upcoming.mixed[place % UPCOMING] = mixed;
             self.segments[self.segment_of(mixed)].fetch(mixed);
         }
