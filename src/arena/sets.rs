@@ -21,6 +21,8 @@
 //! of a fixed size and the map from content hash to set is split, both so that
 //! growth never copies more than a few thousand of them.
 
+use std::collections::HashMap;
+
 use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
@@ -504,6 +506,18 @@ impl Sets {
             }
             if found != id {
                 return Err(format!("{id:?} is not found under its content"));
+            }
+        }
+        let by_stamp: HashMap<Stamp, SetId> = self.iter().map(|(id, ..)| (self.stamp_of(id), id)).collect();
+        if by_stamp.len() != self.count || by_stamp.contains_key(&Stamp::default()) {
+            return Err("two sets have one stamp, or one has none".to_owned());
+        }
+        for (id, entries, _) in self.iter() {
+            if let Some(stamped) = self.stamped(id)
+                && let Some(before) = by_stamp.get(&stamped.before())
+                && !stamped.is_true(self.entries(*before), entries)
+            {
+                return Err(format!("{id:?} remembers another leaver than left {before:?}"));
             }
         }
         let mapped: usize = self.by_content.iter().map(IntMap::len).sum();

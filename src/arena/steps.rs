@@ -13,7 +13,7 @@ use super::sets::Entry;
 
 /// What no other set ever had, and a set has no more once its entries change: a multiple of
 /// [`Stamp::EACH`]. 0 is no set's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp(u64);
 
 impl Stamp {
@@ -121,6 +121,16 @@ impl Stamped {
     pub(crate) fn leaver(&self, before: Stamp) -> Option<Leaver> {
         let leaver = self.step.load(Ordering::Relaxed) ^ before.0;
         (leaver < Stamp::EACH).then_some(Leaver(leaver))
+    }
+
+    /// The stamp of the set from which a step is remembered, one that is never given if none is.
+    pub(super) fn before(&self) -> Stamp {
+        Stamp(self.step.load(Ordering::Relaxed) / Stamp::EACH * Stamp::EACH)
+    }
+
+    /// Whether the step that is remembered is that from a set with entries `left` to one with `entries`.
+    pub(super) fn is_true(&self, left: &[Entry], entries: &[Entry]) -> bool {
+        self.leaver(self.before()) == Some(Leaver::of(left, entries))
     }
 
     /// Remembers who leaves from the set `before`, with entries `left`, to this one, with `entries`.
