@@ -24,7 +24,7 @@
 //!   of the table share a hash.
 //! - I2. A slot's set is the empty one exactly if the slot is free.
 //! - I3. Edge bits stand exactly where neighbouring slots have different sets.
-//! - I4. Sets are orderly and distinct, and count the blocks that have them.
+//! - I4. Sets are orderly and distinct, count the blocks that have them, and remember no step that is not true.
 //! - I5. A worker's bitmap of a tier and generation holds exactly the slots whose
 //!   set has that placement, and counts those with components.
 //! - I6. A generation that is not current is empty or waits to be cleaned up.

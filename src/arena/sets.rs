@@ -21,6 +21,8 @@
 //! of a fixed size and the map from content hash to set is split, both so that
 //! growth never copies more than a few thousand of them.
 
+use std::collections::HashMap;
+
 use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
@@ -137,7 +139,9 @@ struct Head {
 
 impl Head {
     /// What stands where there is no set.
-    const NONE: Head = Head { stamped: Stamped::none(), blocks: 0, next: SetId::EMPTY };
+    const fn none() -> Self {
+        Head { stamped: Stamped::none(), blocks: 0, next: SetId::EMPTY }
+    }
 
     /// Counts `blocks` fewer blocks with the set, unless they are the last; says whether it did.
     #[inline]
@@ -401,7 +405,7 @@ impl Sets {
         }
         let place = self.pages[page].insert(Set { entries, content });
         let stamped = self.next_stamp();
-        let heads = self.heads[page].get_or_insert_with(|| Box::new([const { Head::NONE }; PAGE_SETS]));
+        let heads = self.heads[page].get_or_insert_with(|| Box::new([const { Head::none() }; PAGE_SETS]));
         heads[place] = Head { stamped, blocks: blocks as u32, next: first };
         let id = SetId((page * PAGE_SETS + place) as u32 + 1);
         self.by_content[map_of(content)].insert(content, id);
@@ -425,7 +429,7 @@ impl Sets {
         let was_full = self.pages[page].len() == PAGE_SETS;
         self.pages[page].remove(place);
         if let Some(head) = self.head_mut(id) {
-            *head = Head::NONE;
+            *head = Head::none();
         }
         if self.pages[page].is_empty() {
             self.pages[page] = Slab::new();
@@ -502,6 +506,18 @@ impl Sets {
             }
             if found != id {
                 return Err(format!("{id:?} is not found under its content"));
+            }
+        }
+        let by_stamp: HashMap<Stamp, SetId> = self.iter().map(|(id, ..)| (self.stamp_of(id), id)).collect();
+        if by_stamp.len() != self.count || by_stamp.contains_key(&Stamp::default()) {
+            return Err("two sets have one stamp, or one has none".to_owned());
+        }
+        for (id, entries, _) in self.iter() {
+            if let Some(stamped) = self.stamped(id)
+                && let Some(before) = by_stamp.get(&stamped.before())
+                && !stamped.is_true(self.entries(*before), entries)
+            {
+                return Err(format!("{id:?} remembers another leaver than left {before:?}"));
             }
         }
         let mapped: usize = self.by_content.iter().map(IntMap::len).sum();

@@ -13,7 +13,7 @@ use super::sets::Entry;
 
 /// What no other set ever had, and a set has no more once its entries change: a multiple of
 /// [`Stamp::EACH`]. 0 is no set's.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Stamp(u64);
 
 impl Stamp {
@@ -123,6 +123,16 @@ impl Stamped {
         (leaver < Stamp::EACH).then_some(Leaver(leaver))
     }
 
+    /// The stamp of the set from which a step is remembered, one that is never given if none is.
+    pub(super) fn before(&self) -> Stamp {
+        Stamp(self.step.load(Ordering::Relaxed) / Stamp::EACH * Stamp::EACH)
+    }
+
+    /// Whether the step that is remembered is that from a set with entries `left` to one with `entries`.
+    pub(super) fn is_true(&self, left: &[Entry], entries: &[Entry]) -> bool {
+        self.leaver(self.before()) == Some(Leaver::of(left, entries))
+    }
+
     /// Remembers who leaves from the set `before`, with entries `left`, to this one, with `entries`.
     ///
     /// A step from another set stays, unless `replace` says otherwise: where a set follows many,
@@ -131,5 +141,81 @@ impl Stamped {
         if self.step.load(Ordering::Relaxed) == NO_STEP || replace && self.leaver(before).is_none() {
             self.step.store(before.0 | Leaver::of(left, entries).0, Ordering::Relaxed);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ids::{SetId, Tier, WorkerId};
+    use super::super::mix::Mix;
+    use super::super::sets::{Holder, Sets};
+    use super::*;
+
+    /// The entries of the set that these workers have.
+    fn held_by(workers: impl IntoIterator<Item = u32>) -> Vec<Entry> {
+        let mut sets = Sets::new(Mix::fixed());
+        let add = |set, worker| sets.change(set, 1, Holder::new(WorkerId(worker), Tier::Hbm, 0), Some(0)).set;
+        let set = workers.into_iter().fold(SetId::EMPTY, add);
+        sets.entries(set).to_vec()
+    }
+
+    fn leaver(before: &[u32], after: &[u32]) -> Leaver {
+        Leaver::of(&held_by(before.iter().copied()), &held_by(after.iter().copied()))
+    }
+
+    #[test]
+    fn one_worker_that_leaves_is_named_up_to_the_last_place() {
+        for place in 0..PLACES as u32 {
+            for others in [0, 1] {
+                let all = |word: u32| (0..=others).map(move |bit| word * 64 + 5 + bit);
+                let before = held_by((0..PLACES as u32).flat_map(all));
+                let left = place * 64 + 5;
+                let after = held_by((0..PLACES as u32).flat_map(all).filter(|worker| *worker != left));
+                let leaver = Leaver::of(&before, &after);
+                let found = (leaver.place(), leaver.bit(), leaver.takes_entry(), leaver.is_several());
+                assert_eq!(found, (place as usize, 5, others == 0, false));
+            }
+        }
+    }
+
+    #[test]
+    fn among_more_entries_than_there_are_places_nobody_is_named() {
+        for words in [PLACES as u32 + 1, 300] {
+            let before = held_by((0..words).map(|word| word * 64));
+            for left in [0, words - 1] {
+                let after = held_by((0..words).filter(|word| *word != left).map(|word| word * 64));
+                assert_eq!(Leaver::of(&before, &after), Leaver::SEVERAL, "{left} of {words}");
+            }
+        }
+    }
+
+    #[test]
+    fn who_comes_is_nobody_who_leaves_unless_an_entry_comes_too() {
+        assert_eq!(leaver(&[1, 70], &[1, 2, 70]), Leaver::NOBODY);
+        assert_eq!(leaver(&[1, 2, 70], &[1, 3, 70]).bit(), 2);
+        for (before, after) in [
+            (&[1, 70], &[1, 70, 130][..]),
+            (&[1, 130], &[1, 70, 130]),
+            (&[1, 70], &[1, 130]),
+            (&[1, 2], &[70]),
+        ] {
+            assert_eq!(leaver(before, after), Leaver::SEVERAL, "{before:?} {after:?}");
+        }
+        assert_eq!(leaver(&[1, 2, 70], &[70]), Leaver::SEVERAL);
+    }
+
+    #[test]
+    fn a_step_is_found_from_the_set_it_begins_at_and_stays_unless_replaced() {
+        let [one, two] = [1, 2].map(|times| (0..times).fold(Stamp::default(), |stamp, _| stamp.next()));
+        let stamped = Stamped::new(two.next());
+        let [before, other, after] = [&[1, 2][..], &[1, 3], &[1]].map(|set| held_by(set.iter().copied()));
+        assert_eq!(stamped.leaver(Stamp::default()), None);
+        stamped.remember(one, &before, &after, false);
+        let bits = |from| stamped.leaver(from).map(Leaver::bit);
+        assert_eq!((bits(one), bits(two), bits(Stamp::default())), (Some(2), None, None));
+        stamped.remember(two, &other, &after, false);
+        assert_eq!((bits(one), bits(two)), (Some(2), None));
+        stamped.remember(two, &other, &after, true);
+        assert_eq!((bits(one), bits(two)), (None, Some(3)));
     }
 }

@@ -63,15 +63,17 @@ pub(crate) const SEGMENT_IDS: usize = 4_096;
 /// of which all is there; what is done with its block meanwhile costs no waiting.
 #[derive(Debug, Default)]
 pub(crate) struct Upcoming {
-    /// The position whose look-up is next; any other begins anew.
-    at: Option<usize>,
+    /// The position up to which buckets have been fetched, and that up to which blocks have.
+    buckets: usize,
+    blocks: usize,
+    /// Of the positions before `buckets`, the last ones' mixed hashes.
     mixed: [u64; UPCOMING],
 }
 
 impl Upcoming {
     /// Goes over to other hashes.
     pub(crate) fn clear(&mut self) {
-        self.at = None;
+        (self.buckets, self.blocks) = (0, 0);
     }
 }
 
@@ -209,6 +211,8 @@ impl Table {
     }
 
     /// The block with the hash at a position, looked up while those to come are fetched; see [`Upcoming`].
+    ///
+    /// Positions only grow, and may leave some out: nothing is fetched twice.
     pub(crate) fn find_in_turn(
         &self,
         hashes: &[[u8; 8]],
@@ -216,35 +220,22 @@ impl Table {
         upcoming: &mut Upcoming,
         blocks: &Blocks,
     ) -> Option<BlockId> {
-        if upcoming.at != Some(at) {
-            (at..at + BUCKETS_AHEAD).for_each(|place| self.fetch_upcoming(hashes, place, upcoming));
-            (at..at + BLOCKS_AHEAD).for_each(|place| self.fetch_likely(hashes, place, upcoming, blocks));
-        }
-        upcoming.at = Some(at + 1);
-        self.fetch_upcoming(hashes, at + BUCKETS_AHEAD, upcoming);
-        self.fetch_likely(hashes, at + BLOCKS_AHEAD, upcoming, blocks);
-        self.find_mixed(upcoming.mixed[at % UPCOMING], hashes[at], blocks)
-    }
-
-    /// Mixes the hash at a position, if there is one, and fetches its bucket.
-    #[inline]
-    fn fetch_upcoming(&self, hashes: &[[u8; 8]], at: usize, upcoming: &mut Upcoming) {
-        if let Some(hash) = hashes.get(at) {
+        let ahead = |most: usize| hashes.len().min(at + most + 1);
+        let new = at.max(upcoming.buckets)..ahead(BUCKETS_AHEAD);
+        for (place, hash) in new.clone().zip(hashes.get(new).unwrap_or_default()) {
             let mixed = self.mix.mix(u64::from_le_bytes(*hash));
-            upcoming.mixed[at % UPCOMING] = mixed;
+            upcoming.mixed[place % UPCOMING] = mixed;
             self.segment(mixed).fetch(mixed);
         }
-    }
-
-    /// Fetches the block that the bucket of the hash at a position names, if there is one.
-    #[inline]
-    fn fetch_likely(&self, hashes: &[[u8; 8]], at: usize, upcoming: &Upcoming, blocks: &Blocks) {
-        let mixed = upcoming.mixed[at % UPCOMING];
-        if at < hashes.len()
-            && let Candidate::Likely(block) = self.segment(mixed).candidate(mixed)
-        {
-            blocks.fetch(block);
+        upcoming.buckets = ahead(BUCKETS_AHEAD);
+        for place in at.max(upcoming.blocks)..ahead(BLOCKS_AHEAD) {
+            let mixed = upcoming.mixed[place % UPCOMING];
+            if let Candidate::Likely(block) = self.segment(mixed).candidate(mixed) {
+                blocks.fetch(block);
+            }
         }
+        upcoming.blocks = ahead(BLOCKS_AHEAD);
+        self.find_mixed(upcoming.mixed[at % UPCOMING], hashes[at], blocks)
     }
 
     /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::fetch`].

@@ -224,23 +224,49 @@ impl Candidates {
         &mut self,
         view: &ReadView,
         lane: &Lane<'_>,
-        from: usize,
+        mut from: usize,
         to: usize,
-        before: SetId,
+        mut before: SetId,
         start: usize,
     ) -> Option<usize> {
         if !self.are_aligned() {
             return lane.find_edge(from, to, |_, _| true);
         }
+        loop {
+            let (edge, several) = self.step_one_by_one(view, lane, from, to, before, start)?;
+            before = lane.sets()[edge];
+            from = edge + 1;
+            if !several || !self.step_aligned(view.entries(before), start + edge) || self.open == 0 {
+                return Some(edge);
+            }
+        }
+    }
+
+    /// The same up to the first edge at which not one worker leaves or nobody; says also whether
+    /// it is known that several do.
+    #[inline(always)]
+    fn step_one_by_one(
+        &mut self,
+        view: &ReadView,
+        lane: &Lane<'_>,
+        from: usize,
+        to: usize,
+        before: SetId,
+        start: usize,
+    ) -> Option<(usize, bool)> {
         let mut before = view.stamped(before).map(Stamped::stamp).unwrap_or_default();
+        let mut several = false;
         let Candidates { aligned, ranking, open, .. } = self;
         let mut room = ranking.room();
-        lane.find_edge(from, to, |edge, set| {
+        let edge = lane.find_edge(from, to, |edge, set| {
             let Some(entered) = view.stamped(set) else { return true };
             let Some(leaver) = entered.leaver(before) else { return true };
             before = entered.stamp();
             let place = leaver.place();
-            let Some(candidates) = aligned.get_mut(place) else { return leaver.is_several() };
+            let Some(candidates) = aligned.get_mut(place) else {
+                several = leaver.is_several();
+                return several;
+            };
             if candidates.bits >> leaver.bit() & 1 == 1 {
                 candidates.bits ^= 1 << leaver.bit();
                 room.add(worker(candidates.word(), leaver.bit()), (start + edge) as u32);
@@ -253,7 +279,8 @@ impl Candidates {
                 aligned.remove(place);
             }
             *open == 0
-        })
+        })?;
+        Some((edge, several))
     }
 
     /// The step between any two sets.

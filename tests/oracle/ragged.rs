@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use sgl_kv_indexer::arena::Tier;
 
+use crate::histories::cases;
 use crate::ops::{OwnedAction, OwnedBatch, Pool};
 use crate::pair::{Checked, Pair};
 
@@ -87,7 +88,7 @@ fn check(pair: &mut Pair) -> Checked {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(12))]
 
     #[test]
     fn depths_that_move_are_never_remembered_wrongly(
