@@ -170,13 +170,16 @@ impl Blocks {
         self.chunk(block).sets[block.slot()]
     }
 
-    /// Has all fetched that a change of a block reads of it.
+    /// Has all fetched that a change of a block reads of it, or a scan of the lane that begins with it; the block
+    /// may be of a chunk that is gone.
     #[inline]
     pub(crate) fn fetch(&self, block: BlockId) {
-        let (chunk, slot) = (self.chunk(block), block.slot());
-        fetch(&chunk.hashes[slot]);
-        fetch(&chunk.sets[slot]);
-        fetch(&chunk.marks[slot / 64].edge);
+        if let Some(Some(chunk)) = self.chunks.get(block.chunk()) {
+            let slot = block.slot();
+            fetch(&chunk.hashes[slot]);
+            fetch(&chunk.sets[slot]);
+            fetch(&chunk.marks[slot / 64].edge);
+        }
     }
 
     /// Whether somebody holds a block that may be of a chunk that is gone.
@@ -199,17 +202,6 @@ impl Blocks {
             return None;
         }
         Lane::new(chunk, block.chunk(), block.slot(), most)
-    }
-
-    /// Has all fetched that a lane begins with; the block may be of a chunk that is gone.
-    #[inline]
-    pub(crate) fn fetch_lane(&self, block: BlockId) {
-        if let Some(Some(chunk)) = self.chunks.get(block.chunk()) {
-            let slot = block.slot();
-            fetch(&chunk.hashes[slot]);
-            fetch(&chunk.sets[slot]);
-            fetch(&chunk.marks[slot / 64].edge);
-        }
     }
 
     /// The block's length in tokens, 0 if unknown.

@@ -69,7 +69,7 @@ pub use workers::{Label, Labels};
 pub(crate) use ids::{BlockId, SetId};
 pub(crate) use lane::Lane;
 pub(crate) use sets::Entry;
-pub(crate) use steps::Stamped;
+pub(crate) use steps::{Leaver, Stamped};
 pub(crate) use workers::FleetWord;
 
 use blocks::Blocks;

@@ -27,9 +27,6 @@ impl Stamp {
     }
 }
 
-/// Entries among which a leaver can be named.
-const PLACES: usize = 64;
-
 /// The one worker that leaves from a set to the next, or that nobody or more than one do.
 ///
 /// By bits: the worker's in its entry, the place of the entry among those of the set before,
@@ -38,13 +35,15 @@ const PLACES: usize = 64;
 pub(crate) struct Leaver(u64);
 
 impl Leaver {
-    const NOBODY: Leaver = Leaver((PLACES as u64) << 6);
-    const SEVERAL: Leaver = Leaver((PLACES as u64 + 1) << 6);
+    /// Entries among which a leaver can be named.
+    pub(crate) const PLACES: usize = 64;
+    const NOBODY: Leaver = Leaver((Leaver::PLACES as u64) << 6);
+    const SEVERAL: Leaver = Leaver((Leaver::PLACES as u64 + 1) << 6);
     const ENTRY_GOES: u64 = Stamp::EACH >> 1;
 
     /// Who leaves from a set with these entries to the next.
     fn of(before: &[Entry], entries: &[Entry]) -> Leaver {
-        if before.len() > PLACES {
+        if before.len() > Leaver::PLACES {
             return Leaver::SEVERAL;
         }
         let mut leaver = Leaver::NOBODY;
@@ -165,12 +164,13 @@ mod tests {
 
     #[test]
     fn one_worker_that_leaves_is_named_up_to_the_last_place() {
-        for place in 0..PLACES as u32 {
+        for place in 0..Leaver::PLACES as u32 {
             for others in [0, 1] {
                 let all = |word: u32| (0..=others).map(move |bit| word * 64 + 5 + bit);
-                let before = held_by((0..PLACES as u32).flat_map(all));
+                let before = held_by((0..Leaver::PLACES as u32).flat_map(all));
                 let left = place * 64 + 5;
-                let after = held_by((0..PLACES as u32).flat_map(all).filter(|worker| *worker != left));
+                let after =
+                    held_by((0..Leaver::PLACES as u32).flat_map(all).filter(|worker| *worker != left));
                 let leaver = Leaver::of(&before, &after);
                 let found = (leaver.place(), leaver.bit(), leaver.takes_entry(), leaver.is_several());
                 assert_eq!(found, (place as usize, 5, others == 0, false));
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn among_more_entries_than_there_are_places_nobody_is_named() {
-        for words in [PLACES as u32 + 1, 300] {
+        for words in [Leaver::PLACES as u32 + 1, 300] {
             let before = held_by((0..words).map(|word| word * 64));
             for left in [0, words - 1] {
                 let after = held_by((0..words).filter(|word| *word != left).map(|word| word * 64));

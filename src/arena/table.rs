@@ -404,7 +404,7 @@ impl Table {
 /// quarter and all.
 fn split_at(number: usize, most: usize) -> usize {
     let own = (number as u32).reverse_bits() >> 16;
-    most / 4 + (most * 3 / 4 * own as usize >> 16)
+    most / 4 + ((most * 3 / 4 * own as usize) >> 16)
 }
 
 /// The number by which a piece of a split segment grows at other times than those beside it.

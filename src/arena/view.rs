@@ -198,7 +198,7 @@ impl ReadView {
     #[inline(always)]
     pub(crate) fn fetch_next(&self, lane: &Lane<'_>, hash: [u8; 8]) {
         match lane.link() {
-            Some(block) => self.arena.blocks.fetch_lane(block),
+            Some(block) => self.arena.blocks.fetch(block),
             None => self.arena.table.fetch_bucket(i64::from_le_bytes(hash)),
         }
     }

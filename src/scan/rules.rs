@@ -22,13 +22,13 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Entry, FleetWord, Lane, ReadView, SetId, Stamped, WorkerId};
+use crate::arena::{CacheSpec, Entry, FleetWord, Lane, Leaver, ReadView, SetId, Stamped, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
 
-/// Words that an aligned step can note as bits: 4,096 workers.
-const ALIGNED_WORDS_MAX: usize = 64;
+/// Words that an aligned step can note as bits: 4,096 workers. A leaver's place is no other word's.
+const ALIGNED_WORDS_MAX: usize = Leaver::PLACES;
 
 /// What a set says of the 64 workers of a word, each under its own rule.
 #[derive(Debug, Clone, Copy, Default)]
