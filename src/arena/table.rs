@@ -22,7 +22,7 @@
 //! buckets come from the middle bits and tags from the lowest eight, so that the
 //! three say different things about a hash.
 //!
-//! A segment that has a few thousand ids is split into sixteen by the next bits: many segments are
+//! A segment that has some hundreds or thousands of ids is split into sixteen by the next bits: many segments are
 //! what a large table needs to grow in small steps, and few are what a small one needs to
 //! have them all in the nearest cache. Segments are split at different sizes, for the same reason.
 
@@ -52,7 +52,7 @@ pub(crate) const SEGMENT_BITS: u32 = 8;
 /// Segments into which one is split, as a power of two.
 const SPLIT_BITS: u32 = 4;
 
-/// Ids from which on a segment that is full is split, at the latest, unless set otherwise: 7,000 then, in 0.2 ms. Its
+/// Ids from which on a segment that is full is split, at the latest, unless set otherwise: up to 7,000, in 0.2 ms. Its
 /// pieces grow on: at 20 million blocks each has 5,000 ids and grows in about 50 µs, at 1 billion 250,000 in 3 ms.
 pub(crate) const SEGMENT_IDS: usize = 4_096;
 
@@ -164,15 +164,14 @@ impl Table {
         if let Some(whole) = whole {
             self.split(part, &whole, blocks);
         }
-        let (number, is_small) = (self.segment_of(mixed), self.is_small());
-        let Table { segments, whole, segment_bits, mix, moved, .. } = self;
-        let (segment, own) = match whole.get_mut(part) {
+        let number = self.segment_of(mixed);
+        let Table { segments, whole, mix, moved, .. } = self;
+        let (segment, number) = match whole.get_mut(part) {
             Some(Some(whole)) => (whole, part),
-            _ if is_small => (&mut segments[number], number),
-            _ => (&mut segments[number], spread(number, *segment_bits)),
+            _ => (&mut segments[number], number),
         };
         if segment.is_full() {
-            segment.grow(own, *mix, moved, blocks);
+            segment.grow(number, *mix, moved, blocks);
         }
     }
 
@@ -188,7 +187,7 @@ impl Table {
         });
         let pieces = &mut self.segments[first..first + counts.len()];
         for (place, (piece, count)) in pieces.iter_mut().zip(counts).enumerate() {
-            *piece = Segment::with_room(count, spread(first + place, self.segment_bits));
+            *piece = Segment::with_room(count, first + place);
         }
         for (place, mixed, block) in all {
             pieces[place].add(mixed, block);
@@ -400,15 +399,13 @@ impl Table {
     }
 }
 
-/// Ids with which the segment of part `number` is split: a share of the most that is the part's own, between a
-/// quarter and all.
+/// Ids from which on segment `number` is split when it is full: between a sixteenth and all of `most`, as many of
+/// them in each doubling, so that at any number of blocks as many segments are about to be split as at any other.
+///
+/// The product puts them into another order than that in which they grow.
 fn split_at(number: usize, most: usize) -> usize {
-    let own = (number as u32).reverse_bits() >> 16;
-    most / 4 + ((most * 3 / 4 * own as usize) >> 16)
-}
-
-/// The number by which a piece of a split segment grows at other times than those beside it.
-fn spread(piece: usize, segment_bits: u32) -> usize {
-    let (part, place) = (piece >> SPLIT_BITS, piece % (1 << SPLIT_BITS));
-    place << segment_bits | part
+    let own = (number as u32).wrapping_mul(0x9e37_79b9) >> 16;
+    let (doublings, rest) = (own >> 14, (own % (1 << 14)) as usize);
+    let least = most / 16;
+    (least + ((least * rest) >> 14)) << doublings
 }
