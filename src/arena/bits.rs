@@ -113,6 +113,13 @@ pub(super) fn ones(from: usize, to: usize, word: impl Fn(usize) -> u64) -> impl 
 mod tests {
     use super::*;
 
+    /// These slots' bits.
+    fn with(slots: &[usize]) -> Bits {
+        let mut bits = [0; WORDS];
+        slots.iter().for_each(|slot| put(&mut bits[slot / 64], *slot, true));
+        bits
+    }
+
     #[test]
     fn ranges_cover_their_slots_and_no_others() {
         for (from, to) in
@@ -133,10 +140,7 @@ mod tests {
     #[test]
     fn ones_are_the_set_bits_of_the_range() {
         let slots = [0, 5, 63, 64, 70, 200, 4095];
-        let mut bits = [0; WORDS];
-        for slot in slots {
-            put(&mut bits[slot / 64], slot, true);
-        }
+        let bits = with(&slots);
         for (from, to) in
             [(0, 0), (0, 1), (1, 64), (5, 70), (64, 71), (71, 200), (201, 4096), (0, WORDS * 64)]
         {
@@ -148,10 +152,7 @@ mod tests {
     #[test]
     fn a_bit_is_found_among_those_of_the_range() {
         let slots = [0, 5, 63, 64, 70, 200, 4095];
-        let mut bits = [0; WORDS];
-        for slot in slots {
-            put(&mut bits[slot / 64], slot, true);
-        }
+        let bits = with(&slots);
         for (from, to) in [(0, 0), (0, 1), (1, 64), (5, 70), (64, 71), (71, 200), (71, 201), (0, WORDS * 64)]
         {
             let expected: Vec<usize> = slots.into_iter().filter(|slot| (from..to).contains(slot)).collect();
@@ -173,10 +174,7 @@ mod tests {
 
     #[test]
     fn the_next_bit_lies_within_what_was_asked() {
-        let mut bits = [0; WORDS];
-        for slot in [70, 200] {
-            put(&mut bits[slot / 64], slot, true);
-        }
+        let bits = with(&[70, 200]);
         for (from, to, expected) in
             [(0, 300, 70), (70, 300, 70), (71, 300, 200), (71, 199, 199), (71, 71, 71), (201, 4096, 4096)]
         {

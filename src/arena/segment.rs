@@ -134,13 +134,13 @@ impl Segment {
     }
 
     #[inline]
-    pub(super) fn home(&self, mixed: u64) -> usize {
+    fn home(&self, mixed: u64) -> usize {
         ((u64::from((mixed >> 16) as u32) * self.buckets.len() as u64) >> 32) as usize
     }
 
     /// The bucket after one, the first after the last.
     #[inline]
-    pub(super) fn after(&self, number: usize) -> usize {
+    fn after(&self, number: usize) -> usize {
         if number + 1 == self.buckets.len() { 0 } else { number + 1 }
     }
 
@@ -284,7 +284,7 @@ impl Segment {
     }
 
     #[inline(never)]
-    pub(super) fn resize(&mut self, buckets: usize, mix: Mix, moved: &mut Moved, blocks: &Blocks) {
+    fn resize(&mut self, buckets: usize, mix: Mix, moved: &mut Moved, blocks: &Blocks) {
         let old = std::mem::replace(self, Segment::with_buckets(buckets));
         moved.each(&old, mix, blocks, |mixed, block| self.add(mixed, block));
     }

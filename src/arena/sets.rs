@@ -19,7 +19,9 @@
 //! A set's content hash is the exclusive-or of its placements' mixed keys, so
 //! the hash after adding or removing one placement costs O(1). Sets lie in slabs
 //! of a fixed size and the map from content hash to set is split, both so that
-//! growth never copies more than a few thousand of them.
+//! growth never copies more than a few thousand of them. What scans and changes made over
+//! again look at, stamp, step, count and next of the same hash, stands apart from entries in a
+//! column of heads; see [`super::steps`] and [`super::changes`].
 
 use std::collections::HashMap;
 
@@ -32,7 +34,7 @@ use super::ids::{SetId, Tier, WorkerId};
 use super::mix::Mix;
 use super::steps::{Stamp, Stamped};
 
-/// Sets of one slab: 64 KiB.
+/// Sets of one slab: 56 KiB, and 24 KiB for their heads.
 const PAGE_SETS: usize = 1024;
 
 /// Maps from content hash to set. With a million sets each has 4,000.

@@ -102,7 +102,7 @@ pub(crate) struct Stamped {
 
 impl Stamped {
     /// What stands where there is no set.
-    pub(crate) const fn none() -> Self {
+    pub(super) const fn none() -> Self {
         Stamped::new(Stamp(0))
     }
 
