@@ -279,6 +279,8 @@ impl Arena {
         let changed = self.sets.change(old, blocks, report.holder, Some(mask));
         if changed.set != old {
             self.blocks.change_set(stretch, changed.set);
+        } else if changed.old != Some(mask) {
+            self.blocks.set_changed(stretch);
         }
         progress.noted.change(stretch, changed.old, Some(mask));
         self.blocks.put_tokens(stretch, report.tokens(at, blocks));
@@ -415,6 +417,8 @@ impl Arena {
             self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
         } else if changed.set != old {
             self.blocks.change_set(stretch, changed.set);
+        } else if changed.old.is_some() {
+            self.blocks.set_changed(stretch);
         }
         changed.old
     }

@@ -62,34 +62,6 @@ pub(super) fn next(from: usize, to: usize, word: impl Fn(usize) -> u64) -> usize
     to.min(number * 64 + bits.trailing_zeros() as usize)
 }
 
-/// The first slot of `from..to` with a set bit in the words that `word` gives for which `is_it`,
-/// asked of them in ascending order, says yes.
-#[inline(always)]
-pub(super) fn find(
-    from: usize,
-    to: usize,
-    word: impl Fn(usize) -> u64,
-    mut is_it: impl FnMut(usize) -> bool,
-) -> Option<usize> {
-    let last = to.checked_sub(1)?;
-    let mut mask = !0 << (from % 64);
-    for number in from / 64..=last / 64 {
-        let mut bits = word(number) & mask;
-        if number == last / 64 {
-            bits &= !0 >> (63 - last % 64);
-        }
-        while bits != 0 {
-            let slot = number * 64 + bits.trailing_zeros() as usize;
-            if is_it(slot) {
-                return Some(slot);
-            }
-            bits &= bits - 1;
-        }
-        mask = !0;
-    }
-    None
-}
-
 /// The slots of `from..to` with a set bit in the words that `word` gives, ascending.
 #[inline]
 pub(super) fn ones(from: usize, to: usize, word: impl Fn(usize) -> u64) -> impl Iterator<Item = usize> {
@@ -146,29 +118,6 @@ mod tests {
         {
             let expected: Vec<usize> = slots.into_iter().filter(|slot| (from..to).contains(slot)).collect();
             assert_eq!(ones(from, to, |word| bits[word]).collect::<Vec<_>>(), expected, "{from}..{to}");
-        }
-    }
-
-    #[test]
-    fn a_bit_is_found_among_those_of_the_range() {
-        let slots = [0, 5, 63, 64, 70, 200, 4095];
-        let bits = with(&slots);
-        for (from, to) in [(0, 0), (0, 1), (1, 64), (5, 70), (64, 71), (71, 200), (71, 201), (0, WORDS * 64)]
-        {
-            let expected: Vec<usize> = slots.into_iter().filter(|slot| (from..to).contains(slot)).collect();
-            let mut asked = Vec::new();
-            let found = find(
-                from,
-                to,
-                |word| bits[word],
-                |slot| {
-                    asked.push(slot);
-                    false
-                },
-            );
-            assert_eq!((found, asked), (None, expected.clone()), "{from}..{to}");
-            let last = expected.last().copied();
-            assert_eq!(find(from, to, |word| bits[word], |slot| Some(slot) == last), last, "{from}..{to}");
         }
     }
 

@@ -36,6 +36,7 @@ use super::chunk::{Chunk, Tokens};
 use super::fetch::fetch;
 use super::ids::{BlockId, SetId};
 use super::lane::Lane;
+use super::sets::Entry;
 
 /// Slots of a chunk: one container of a roaring bitmap.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
@@ -264,8 +265,14 @@ impl Blocks {
         } else {
             chunk.sets[from..to].fill(set);
         }
-        chunk.mend_edge(from);
-        chunk.mend_edge(to);
+        chunk.mend_edges(from, to);
+    }
+
+    /// Tells the blocks of a stretch, all that have its set, that this has been changed where it stands.
+    #[inline]
+    pub(crate) fn set_changed(&mut self, stretch: Stretch) {
+        let from = stretch.first.slot();
+        self.chunk_mut(stretch.first).forget_departures(from, from + stretch.blocks);
     }
 
     /// Writes known tokens, none or one count per block, over those of a stretch in use.
@@ -303,8 +310,7 @@ impl Blocks {
         for (word, mask) in bits::masks(from, to) {
             chunk.marks[word].edge &= !mask;
         }
-        chunk.mend_edge(from);
-        chunk.mend_edge(to);
+        chunk.mend_edges(from, to);
         chunk.live -= stretch.blocks;
         chunk.remembered += stretch.blocks;
         if chunk.live == 0 {
@@ -331,8 +337,7 @@ impl Blocks {
         let chunk = self.chunk_mut(stretch.first);
         chunk.sets[from..to].fill(set);
         bits::put_range(&mut chunk.used, from, to, true);
-        chunk.mend_edge(from);
-        chunk.mend_edge(to);
+        chunk.mend_edges(from, to);
         chunk.live += stretch.blocks;
         chunk.put_tokens(from, stretch.blocks, tokens, true);
         self.live += stretch.blocks;
@@ -508,7 +513,7 @@ impl Blocks {
     }
 
     /// Checks the columns and bitmaps of each chunk against each other.
-    pub(super) fn audit(&self) -> Result<(), String> {
+    pub(super) fn audit<'e>(&self, entries: impl Fn(SetId) -> &'e [Entry]) -> Result<(), String> {
         let (mut live, mut remembered) = (0, 0);
         for (number, chunk) in
             self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)))
@@ -524,6 +529,10 @@ impl Blocks {
             let counted = (bits::count(&chunk.used), bits::count(&chunk.ghosts));
             if counted != (chunk.live, chunk.remembered) {
                 return Err(format!("I2: chunk {number} counts its slots wrong: {counted:?}"));
+            }
+            if let Some(slot) = chunk.audit_departures(&entries) {
+                let block = BlockId::new(number, slot);
+                return Err(format!("I9: others depart in the section of {block:?} than are listed"));
             }
             live += chunk.live;
             remembered += chunk.remembered;

@@ -8,7 +8,20 @@
 
 use super::ids::SetId;
 use super::sets::Holder;
-use super::steps::Stamp;
+
+/// What no other set ever had, and a set has no more once its entries change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Stamp(u64);
+
+impl Stamp {
+    /// That of no set, which stands for the empty one.
+    pub(super) const NONE: Stamp = Stamp(0);
+
+    /// The next stamp: of 2^64 the last is never given.
+    pub(super) fn next(self) -> Stamp {
+        Stamp(self.0 + 1)
+    }
+}
 
 /// Changes kept: enough for a few hundred workers that report in turn, 7 KiB.
 const KEPT: usize = 1 << 7;

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::bits::{self, Bits, WORDS};
 use super::blocks::CHUNK_SLOTS;
+use super::departures::Sections;
 use super::ids::{BlockId, SetId};
 
 /// Links of 64 slots: one for every 16.
@@ -63,6 +64,7 @@ pub(super) struct Chunk {
     pub(super) marks: Box<[Marks; WORDS]>,
     pub(super) used: Box<Bits>,
     pub(super) ghosts: Box<Bits>,
+    pub(super) sections: Sections,
     pub(super) live: usize,
     pub(super) remembered: usize,
 }
@@ -85,6 +87,7 @@ impl Chunk {
             marks: marks(),
             used: column(0),
             ghosts: column(0),
+            sections: Sections::default(),
             live: 0,
             remembered: 0,
         }
@@ -98,6 +101,7 @@ impl Chunk {
         CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>())
             + WORDS * (size_of::<Marks>() + 2 * 8)
             + tokens
+            + self.departure_bytes()
     }
 
     /// Writes the tokens of `blocks` blocks from `slot` on, which are in use.
@@ -162,9 +166,17 @@ impl Chunk {
         Ok(())
     }
 
+    /// Mends what is known of edges where the sets of the slots `from..to` have changed, all to one.
+    #[inline]
+    pub(super) fn mend_edges(&mut self, from: usize, to: usize) {
+        self.mend_edge(from);
+        self.mend_edge(to);
+        self.forget_departures(from, to);
+    }
+
     /// Sets the edge bit of `slot` as its set and its left neighbour's say.
     #[inline]
-    pub(super) fn mend_edge(&mut self, slot: usize) {
+    fn mend_edge(&mut self, slot: usize) {
         if slot >= CHUNK_SLOTS {
             return;
         }

@@ -7,7 +7,9 @@
 use super::bits;
 use super::blocks::CHUNK_SLOTS;
 use super::chunk::{Chunk, Tokens};
+use super::departures::Leg;
 use super::ids::{BlockId, SetId};
+use super::sets::Entry;
 
 /// Most slots of a lane. Its marks are searched whole before anything is compared, so a request
 /// that leaves every lane after its first block pays for all of it each time; one that
@@ -75,19 +77,23 @@ impl<'a> Lane<'a> {
         &self.chunk.sets[self.slot..][..self.len()]
     }
 
-    /// The first place of `from..to` where the set changes for which `is_it`, asked of them in
-    /// ascending order with the set that stands there, says yes.
-    #[inline(always)]
-    pub(crate) fn find_edge(
-        &self,
-        from: usize,
-        to: usize,
-        mut is_it: impl FnMut(usize, SetId) -> bool,
-    ) -> Option<usize> {
-        let Lane { slot: first, chunk, .. } = *self;
-        let edge = |number: usize| chunk.marks[number].edge;
-        bits::find(first + from, first + to, edge, |slot| is_it(slot - first, chunk.sets[slot]))
-            .map(|slot| slot - first)
+    /// What departs from place `from` on, to at most place `to`.
+    #[inline]
+    pub(super) fn leg<'e>(&self, from: usize, to: usize, entries: impl Fn(SetId) -> &'e [Entry]) -> Leg<'a> {
+        let leg = self.chunk.leg(self.slot + from, self.slot + to, entries);
+        Leg { to: leg.to - self.slot, ..leg }
+    }
+
+    /// The first place from `from` on and before `to` where the set changes, else `to`.
+    #[inline]
+    pub(crate) fn next_edge(&self, from: usize, to: usize) -> usize {
+        bits::next(self.slot + from, self.slot + to, |word| self.chunk.marks[word].edge) - self.slot
+    }
+
+    /// The slot of the first block.
+    #[inline]
+    pub(crate) fn slot(&self) -> usize {
+        self.slot
     }
 
     /// Sum of the tokens of the blocks from `place` to before `to`.

@@ -7,9 +7,9 @@
 //! |---|---|
 //! | `blocks`, `chunk` | chunked columns of hash, placement set and tokens by slot |
 //! | `lane` | the columns as a scan walks them |
+//! | `departures` | who leaves a chain and where, listed for scans |
 //! | `table`, `segment`, `bucket` | hash to slot, in segments that grow one at a time |
 //! | `sets` | interned placement sets; blocks with equal holders share one |
-//! | `steps` | who leaves from one set to the next along a chain, as scans remember it |
 //! | `changes` | the latest changes of sets, to be made over again |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
 //! | `apply` | changes the parts, a stretch of blocks at a time |
@@ -24,13 +24,14 @@
 //!   of the table share a hash.
 //! - I2. A slot's set is the empty one exactly if the slot is free.
 //! - I3. Edge bits stand exactly where neighbouring slots have different sets.
-//! - I4. Sets are orderly and distinct, count the blocks that have them, and remember no step that is not true.
+//! - I4. Sets are orderly and distinct, and count the blocks that have them.
 //! - I5. A worker's bitmap of a tier and generation holds exactly the slots whose
 //!   set has that placement, and counts those with components.
 //! - I6. A generation that is not current is empty or waits to be cleaned up.
 //! - I7. The fleet's bits say what the workers say; a worker that is gone has no name
 //!   and waits for its clean-up.
 //! - I8. Hit counts belong to slots in use.
+//! - I9. A list of departures says what the sets of its section say.
 
 mod apply;
 mod audit;
@@ -40,6 +41,7 @@ mod bucket;
 mod changes;
 mod chunk;
 mod clear;
+mod departures;
 mod fetch;
 mod hashes;
 mod ids;
@@ -49,7 +51,6 @@ mod mutation;
 mod segment;
 mod sets;
 mod shared;
-mod steps;
 mod table;
 mod view;
 mod workers;
@@ -66,10 +67,10 @@ pub use shared::{Index, Outcome, ReadGuard};
 pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 
+pub(crate) use departures::{Departure, Leg};
 pub(crate) use ids::{BlockId, SetId};
 pub(crate) use lane::Lane;
 pub(crate) use sets::Entry;
-pub(crate) use steps::{Leaver, Stamped};
 pub(crate) use workers::FleetWord;
 
 use blocks::Blocks;

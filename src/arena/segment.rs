@@ -249,6 +249,8 @@ impl Segment {
         }
     }
 
+    // Never, as what its caller keeps in registers would cost it those of its loop.
+    #[inline(never)]
     pub(super) fn sweep(&mut self, mix: Mix, idle: &[bool], blocks: &mut Blocks) {
         let mut before = self.buckets.len().saturating_sub(1);
         for number in 0..self.buckets.len() {

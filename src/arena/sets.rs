@@ -19,22 +19,21 @@
 //! A set's content hash is the exclusive-or of its placements' mixed keys, so
 //! the hash after adding or removing one placement costs O(1). Sets lie in slabs
 //! of a fixed size and the map from content hash to set is split, both so that
-//! growth never copies more than a few thousand of them. What scans and changes made over
-//! again look at, stamp, step, count and next of the same hash, stands apart from entries in a
-//! column of heads; see [`super::steps`] and [`super::changes`].
+//! growth never copies more than a few thousand of them. What changes made over again look
+//! at, stamp, count and next of the same hash, stands apart from entries in a column of heads;
+//! see [`super::changes`].
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
-use super::changes::{Change, Changes};
+use super::changes::{Change, Changes, Stamp};
 use super::ids::{SetId, Tier, WorkerId};
 use super::mix::Mix;
-use super::steps::{Stamp, Stamped};
 
-/// Sets of one slab: 56 KiB, and 24 KiB for their heads.
+/// Sets of one slab: 56 KiB, and 16 KiB for their heads.
 const PAGE_SETS: usize = 1024;
 
 /// Maps from content hash to set. With a million sets each has 4,000.
@@ -131,9 +130,9 @@ struct Set {
 }
 
 /// What is known of a set without its entries: all that a change made over again looks at.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Head {
-    stamped: Stamped,
+    stamp: Stamp,
     blocks: u32,
     /// The next set with the same content hash.
     next: SetId,
@@ -141,9 +140,7 @@ struct Head {
 
 impl Head {
     /// What stands where there is no set.
-    const fn none() -> Self {
-        Head { stamped: Stamped::none(), blocks: 0, next: SetId::EMPTY }
-    }
+    const NONE: Head = Head { stamp: Stamp::NONE, blocks: 0, next: SetId::EMPTY };
 
     /// Counts `blocks` fewer blocks with the set, unless they are the last; says whether it did.
     #[inline]
@@ -157,7 +154,7 @@ impl Head {
 /// The heads of a page's sets.
 type Heads = Box<[Head; PAGE_SETS]>;
 
-const _: () = assert!(size_of::<Option<Set>>() + size_of::<Head>() <= 80, "a million sets take 80 MB");
+const _: () = assert!(size_of::<Option<Set>>() + size_of::<Head>() <= 72, "a million sets take 72 MB");
 
 /// All placement sets.
 ///
@@ -199,7 +196,7 @@ impl Sets {
             by_content,
             count: 0,
             changes: Changes::default(),
-            stamp: Stamp::default(),
+            stamp: Stamp::NONE,
             mix,
         }
     }
@@ -267,8 +264,8 @@ impl Sets {
             && self.stamp_of(to) == to_stamp
         {
             let leaves = match self.head_mut(from) {
-                None => from_stamp == Stamp::default(),
-                Some(head) => head.stamped.stamp() == from_stamp && head.leave(blocks),
+                None => from_stamp == Stamp::NONE,
+                Some(head) => head.stamp == from_stamp && head.leave(blocks),
             };
             if leaves {
                 self.add_blocks(to, blocks);
@@ -281,13 +278,13 @@ impl Sets {
     /// The stamp of a set; 0 of the empty one and of one that is gone.
     #[inline]
     fn stamp_of(&self, id: SetId) -> Stamp {
-        self.stamped(id).map_or_else(Stamp::default, Stamped::stamp)
+        self.head(id).map_or(Stamp::NONE, |head| head.stamp)
     }
 
     /// A stamp that no set had yet.
-    fn next_stamp(&mut self) -> Stamped {
+    fn next_stamp(&mut self) -> Stamp {
         self.stamp = self.stamp.next();
-        Stamped::new(self.stamp)
+        self.stamp
     }
 
     #[inline]
@@ -300,12 +297,6 @@ impl Sets {
     fn head_mut(&mut self, id: SetId) -> Option<&mut Head> {
         let index = (id.0 as usize).wrapping_sub(1);
         Some(&mut self.heads.get_mut(index / PAGE_SETS)?.as_mut()?[index % PAGE_SETS])
-    }
-
-    /// What a scan may know of a set without its entries; `None` of the empty one.
-    #[inline]
-    pub(crate) fn stamped(&self, id: SetId) -> Option<&Stamped> {
-        self.head(id).map(|head| &head.stamped)
     }
 
     /// The next set with the same content hash.
@@ -330,9 +321,9 @@ impl Sets {
         let content = content ^ self.difference(holder, old, mask);
         if self.is_free_to_change(from, blocks, holder, mask) && !self.is_known(content) {
             self.unlink(from);
-            let stamped = self.next_stamp();
+            let stamp = self.next_stamp();
             if let Some(head) = self.head_mut(from) {
-                (head.stamped, head.next) = (stamped, SetId::EMPTY);
+                (head.stamp, head.next) = (stamp, SetId::EMPTY);
             }
             let set = self.set_mut(from);
             change(&mut set.entries, holder, old, mask);
@@ -406,9 +397,9 @@ impl Sets {
             self.pages[page].reserve_exact(PAGE_SETS);
         }
         let place = self.pages[page].insert(Set { entries, content });
-        let stamped = self.next_stamp();
-        let heads = self.heads[page].get_or_insert_with(|| Box::new([const { Head::none() }; PAGE_SETS]));
-        heads[place] = Head { stamped, blocks: blocks as u32, next: first };
+        let stamp = self.next_stamp();
+        let heads = self.heads[page].get_or_insert_with(|| Box::new([Head::NONE; PAGE_SETS]));
+        heads[place] = Head { stamp, blocks: blocks as u32, next: first };
         let id = SetId((page * PAGE_SETS + place) as u32 + 1);
         self.by_content[map_of(content)].insert(content, id);
         self.count += 1;
@@ -431,7 +422,7 @@ impl Sets {
         let was_full = self.pages[page].len() == PAGE_SETS;
         self.pages[page].remove(place);
         if let Some(head) = self.head_mut(id) {
-            *head = Head::none();
+            *head = Head::NONE;
         }
         if self.pages[page].is_empty() {
             self.pages[page] = Slab::new();
@@ -510,17 +501,9 @@ impl Sets {
                 return Err(format!("{id:?} is not found under its content"));
             }
         }
-        let by_stamp: HashMap<Stamp, SetId> = self.iter().map(|(id, ..)| (self.stamp_of(id), id)).collect();
-        if by_stamp.len() != self.count || by_stamp.contains_key(&Stamp::default()) {
+        let stamps: HashSet<Stamp> = self.iter().map(|(id, ..)| self.stamp_of(id)).collect();
+        if stamps.len() != self.count || stamps.contains(&Stamp::NONE) {
             return Err("two sets have one stamp, or one has none".to_owned());
-        }
-        for (id, entries, _) in self.iter() {
-            if let Some(stamped) = self.stamped(id)
-                && let Some(before) = by_stamp.get(&stamped.before())
-                && !stamped.is_true(self.entries(*before), entries)
-            {
-                return Err(format!("{id:?} remembers another leaver than left {before:?}"));
-            }
         }
         let mapped: usize = self.by_content.iter().map(IntMap::len).sum();
         if self.iter().count() != self.count || mapped > self.count {

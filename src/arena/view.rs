@@ -8,7 +8,7 @@ use std::ops::Range;
 use nohash_hasher::IntMap;
 
 use super::workers::Workers;
-use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, SetId, Stamped, Tier, WorkerId};
+use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, Leg, SetId, Tier, WorkerId};
 
 /// The index at one moment.
 #[derive(Debug)]
@@ -234,20 +234,10 @@ impl ReadView {
         self.arena.sets.entries(set)
     }
 
-    /// What is known of a set without its entries; `None` of the empty one.
+    /// What departs along a lane from place `from` on, to at most place `to`.
     #[inline]
-    pub(crate) fn stamped(&self, set: SetId) -> Option<&Stamped> {
-        self.arena.sets.stamped(set)
-    }
-
-    /// Remembers who leaves from the set `before` to the set `to`, where a chain went.
-    ///
-    /// If that is remembered of another set than `before`, it stays, unless `replace` says otherwise.
-    #[inline(never)]
-    pub(crate) fn remember_step(&self, before: SetId, to: SetId, replace: bool) {
-        if let (Some(from), Some(stamped)) = (self.stamped(before), self.stamped(to)) {
-            stamped.remember(from.stamp(), self.entries(before), self.entries(to), replace);
-        }
+    pub(crate) fn leg<'a>(&self, lane: &Lane<'a>, from: usize, to: usize) -> Leg<'a> {
+        lane.leg(from, to, |set| self.entries(set))
     }
 
     /// Whether anybody holds a block with this set.

@@ -31,9 +31,9 @@
 //! says of a worker under its rule, whether its prefix grows over these blocks,
 //! whether it has SWA or Mamba there, are three words made from them by and, or
 //! and not. A worker costs time only where one of its bits changes. That is why
-//! a run held by 256 workers costs four words. Where one set follows another that one
-//! worker leaves, the scan that sees it first remembers who, and the next
-//! one need not look at the sets. See `rules` and the arena's `steps`.
+//! a run held by 256 workers costs four words. Where a chain's holders leave it one after
+//! another, the arena lists who leaves where, and a scan need not look at the sets between.
+//! See `rules` and the arena's `departures`.
 //!
 //! The scan stops where the answer is settled: nobody's prefix grows any more
 //! and no worker without a spec may still fail closed.
@@ -77,8 +77,7 @@ impl PrefixScratch {
 /// request early is not compared to its end.
 const COMPARED_AT_FIRST: usize = 256;
 
-/// One of so many scans replaces what others remembered: links that lead to other chains than its own, and
-/// steps from other sets.
+/// One of so many scans replaces links that lead to other chains than its own.
 const REPLACES: u32 = 16;
 
 /// Finds how many leading blocks of `hashes` each routable worker can reuse.
@@ -105,7 +104,7 @@ struct Position {
     set: SetId,
 }
 
-/// Scans `hashes`; `replace` says that links to other chains and steps from other sets are replaced.
+/// Scans `hashes`; `replace` says that links to other chains are replaced.
 fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replace: bool) -> usize {
     let Some(first) = hashes.first() else { return 0 };
     let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
@@ -124,7 +123,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
         }
         let end = position.at + lane.len();
         let equal = common(lane.hashes(), request);
-        if !walk(view, &lane, equal, candidates, &mut position, replace) {
+        if !walk(view, &lane, equal, candidates, &mut position) {
             return position.at + 1;
         }
         if let Some(ahead) = ahead.filter(|_| position.at == end) {
@@ -164,13 +163,12 @@ fn walk(
     equal: usize,
     candidates: &mut Candidates,
     position: &mut Position,
-    replace: bool,
 ) -> bool {
     if !enter(view, lane.set(), candidates, position) {
         return false;
     }
     if lane.even() < equal {
-        return walk_runs(view, lane, equal, candidates, position, replace);
+        return walk_runs(view, lane, equal, candidates, position);
     }
     pass(lane, 0, equal, candidates, position);
     true
@@ -185,12 +183,11 @@ fn walk_runs(
     equal: usize,
     candidates: &mut Candidates,
     position: &mut Position,
-    replace: bool,
 ) -> bool {
     let sets = &lane.sets()[..equal];
     let start = position.at;
     let (mut place, mut from) = (0, lane.even());
-    while let Some(edge) = candidates.step_along(view, lane, from, equal, position.set, start) {
+    while let Some(edge) = candidates.pass_edges(view, lane, from, equal, start) {
         pass(lane, place, edge, candidates, position);
         position.set = sets[edge - 1];
         (place, from) = (edge, edge + 1);
@@ -200,9 +197,6 @@ fn walk_runs(
         }
         if !enter(view, set, candidates, position) {
             return false;
-        }
-        if candidates.are_aligned() {
-            view.remember_step(sets[edge - 1], set, replace);
         }
     }
     pass(lane, place, equal, candidates, position);

@@ -6,9 +6,8 @@
 //! prefix. The buffer only ever grows, to the most candidates that a scan had.
 
 use std::cmp::Reverse;
-use std::slice::IterMut;
 
-use crate::arena::WorkerId;
+use crate::arena::{Departure, WorkerId};
 
 use super::PrefixMatch;
 
@@ -50,10 +49,27 @@ impl Ranking {
         self.buffer[self.first] = PrefixMatch { worker, blocks };
     }
 
-    /// Room for matches that are added in a loop.
+    /// Adds a match for each departure, its blocks being `first` more than its slot; says how many.
     #[inline]
-    pub(super) fn room(&mut self) -> Room<'_> {
-        Room { places: self.buffer[..self.first].iter_mut(), first: &mut self.first }
+    pub(super) fn add_all(&mut self, departures: &[Departure], first: u32) -> usize {
+        let rest = self.first - departures.len();
+        for (found, departure) in self.buffer[rest..self.first].iter_mut().rev().zip(departures) {
+            *found = departed(departure, first);
+        }
+        self.first = rest;
+        departures.len()
+    }
+
+    /// The same for those of workers that `by_word` has as bits.
+    pub(super) fn add_those(&mut self, by_word: &[u64], departures: &[Departure], first: u32) -> usize {
+        let before = self.first;
+        for departure in departures {
+            // Without a branch: write each and keep those that count.
+            self.buffer[self.first - 1] = departed(departure, first);
+            let word = by_word.get(departure.worker.index() / 64).copied().unwrap_or(0);
+            self.first -= (word >> (departure.worker.0 % 64) & 1) as usize;
+        }
+        before - self.first
     }
 
     /// Adds an equally long match for each of `workers`, as bits from worker `lowest` on.
@@ -122,25 +138,10 @@ impl Ranking {
     }
 }
 
-/// Where the next matches go. A loop has it in registers.
-#[derive(Debug)]
-pub(super) struct Room<'a> {
-    places: IterMut<'a, PrefixMatch>,
-    first: &'a mut usize,
-}
-
-impl Room<'_> {
-    /// Adds a match that is at least as long as those before it.
-    #[inline(always)]
-    pub(super) fn add(&mut self, worker: WorkerId, blocks: u32) {
-        *self.places.next_back().expect("room for every candidate") = PrefixMatch { worker, blocks };
-    }
-}
-
-impl Drop for Room<'_> {
-    fn drop(&mut self) {
-        *self.first = self.places.len();
-    }
+/// The match of a worker that departs.
+#[inline(always)]
+fn departed(departure: &Departure, first: u32) -> PrefixMatch {
+    PrefixMatch { worker: departure.worker, blocks: departure.slot.wrapping_add(first) }
 }
 
 #[cfg(test)]

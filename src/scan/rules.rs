@@ -22,13 +22,13 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Entry, FleetWord, Lane, Leaver, ReadView, SetId, Stamped, WorkerId};
+use crate::arena::{CacheSpec, Entry, FleetWord, Lane, ReadView, SetId, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
 
-/// Words that an aligned step can note as bits: 4,096 workers. A leaver's place is no other word's.
-const ALIGNED_WORDS_MAX: usize = Leaver::PLACES;
+/// Words that an aligned step can note as bits: 4,096 workers.
+const ALIGNED_WORDS_MAX: usize = u64::BITS as usize;
 
 /// What a set says of the 64 workers of a word, each under its own rule.
 #[derive(Debug, Clone, Copy, Default)]
@@ -93,6 +93,9 @@ pub(super) struct Candidates {
     /// While nothing but the length of prefixes is asked for and a set has one entry
     /// for each word of candidates: these entries, with the candidates as bits.
     aligned: Vec<Entry>,
+    /// The aligned candidates by word while departures are passed; only the words of these are up to date,
+    /// and only workers of these can depart.
+    by_word: Vec<u64>,
     /// Otherwise the words themselves, ascending by number.
     words: Vec<Word>,
     /// 64 for each of `words`, if any candidate needs SWA or MAMBA.
@@ -141,11 +144,6 @@ impl Candidates {
     #[inline]
     pub(super) fn weigh_tokens(&self) -> bool {
         self.needs_tokens
-    }
-
-    /// Whether the next step may be a remembered one.
-    pub(super) fn are_aligned(&self) -> bool {
-        !self.aligned.is_empty()
     }
 
     /// Takes the routable holders of the prompt's first block as candidates; says whether there are any.
@@ -215,72 +213,71 @@ impl Candidates {
         self.step_words(view, entries, at, tokens)
     }
 
-    /// Takes the steps at the edges of `lane` from place `from` to before `to` up to the first that is not
-    /// remembered or not an aligned one, or that settles the answer; returns that.
+    /// Passes the edges of `lane` from place `from` to before `to` up to the first at which sets are to be
+    /// weighed, or that settles the answer; returns that.
     ///
-    /// The lane begins at position `start`; `before` is the set before the first edge.
+    /// The lane begins at position `start`, and its place before `from` has been entered.
     #[inline(never)]
-    pub(super) fn step_along(
-        &mut self,
-        view: &ReadView,
-        lane: &Lane<'_>,
-        mut from: usize,
-        to: usize,
-        mut before: SetId,
-        start: usize,
-    ) -> Option<usize> {
-        if !self.are_aligned() {
-            return lane.find_edge(from, to, |_, _| true);
-        }
-        loop {
-            let (edge, several) = self.step_one_by_one(view, lane, from, to, before, start)?;
-            before = lane.sets()[edge];
-            from = edge + 1;
-            if !several || !self.step_aligned(view.entries(before), start + edge) || self.open == 0 {
-                return Some(edge);
-            }
-        }
-    }
-
-    /// The same up to the first edge at which not one worker leaves or nobody; says also whether
-    /// it is known that several do.
-    #[inline(always)]
-    fn step_one_by_one(
+    pub(super) fn pass_edges(
         &mut self,
         view: &ReadView,
         lane: &Lane<'_>,
         from: usize,
         to: usize,
-        before: SetId,
         start: usize,
-    ) -> Option<(usize, bool)> {
-        let mut before = view.stamped(before).map(Stamped::stamp).unwrap_or_default();
-        let mut several = false;
-        let Candidates { aligned, ranking, open, .. } = self;
-        let mut room = ranking.room();
-        let edge = lane.find_edge(from, to, |edge, set| {
-            let Some(entered) = view.stamped(set) else { return true };
-            let Some(leaver) = entered.leaver(before) else { return true };
-            before = entered.stamp();
-            let place = leaver.place();
-            let Some(candidates) = aligned.get_mut(place) else {
-                several = leaver.is_several();
-                return several;
+    ) -> Option<usize> {
+        if self.aligned.is_empty() {
+            return Some(lane.next_edge(from, to)).filter(|edge| *edge < to);
+        }
+        let first = start.wrapping_sub(lane.slot()) as u32;
+        // Where the candidates are all that the set has, so is whoever departs from it.
+        let all = self.aligned == view.entries(lane.sets()[from - 1]);
+        let candidates = if all { usize::MAX } else { self.spread() };
+        let (mut at, mut departed) = (from, 0);
+        let weigh = loop {
+            let leg = view.leg(lane, at, to);
+            at = leg.to;
+            departed += if all {
+                self.ranking.add_all(leg.departures, first)
+            } else {
+                self.ranking.add_those(&self.by_word, leg.departures, first)
             };
-            if candidates.bits >> leaver.bit() & 1 == 1 {
-                candidates.bits ^= 1 << leaver.bit();
-                room.add(worker(candidates.word(), leaver.bit()), (start + edge) as u32);
-                if candidates.bits != 0 {
-                    return false;
-                }
-                *open -= 1;
+            if leg.weigh || at == to || departed == candidates {
+                break leg.weigh;
             }
-            if leaver.takes_entry() {
-                aligned.remove(place);
-            }
-            *open == 0
-        })?;
-        Some((edge, several))
+        };
+        if departed == candidates {
+            self.aligned.clear();
+            self.open = 0;
+            let last = self.ranking.matches().first().map_or(at, |last| last.blocks as usize - start);
+            return Some(last);
+        }
+        if departed > 0 {
+            self.realign(view.entries(lane.sets()[at - 1]));
+        }
+        weigh.then_some(at)
+    }
+
+    /// Notes the aligned candidates by word; says how many there are.
+    #[inline(never)]
+    fn spread(&mut self) -> usize {
+        let words = self.aligned.last().map_or(0, |last| last.word() + 1);
+        if self.by_word.len() < words {
+            self.by_word.resize(words, 0);
+        }
+        self.aligned.iter().for_each(|aligned| self.by_word[aligned.word()] = aligned.bits);
+        self.aligned.iter().map(|aligned| aligned.bits.count_ones() as usize).sum()
+    }
+
+    /// Keeps the candidates that are in a set to which others have departed from their own.
+    fn realign(&mut self, entries: &[Entry]) {
+        let mut entries = entries.iter().peekable();
+        self.aligned.retain_mut(|aligned| {
+            let entry = entries.next_if(|entry| entry.apart(*aligned) == 0);
+            aligned.bits &= entry.map_or(0, |entry| entry.bits);
+            entry.is_some()
+        });
+        self.open = self.aligned.iter().filter(|aligned| aligned.bits != 0).count();
     }
 
     /// The step between any two sets.
