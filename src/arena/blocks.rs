@@ -243,6 +243,12 @@ impl Blocks {
         self.set(block) != SetId::EMPTY || bits::get(&self.chunk(block).ghosts, block.slot())
     }
 
+    /// Whether the block with this hash stands in a slot.
+    #[inline]
+    pub(crate) fn stands(&self, block: BlockId, hash: [u8; 8]) -> bool {
+        self.chunk(block).hashes[block.slot()] == hash && self.is_known(block)
+    }
+
     /// How many of `hashes` stand in `block` and the slots before it with the same set.
     pub(crate) fn descending(&self, block: BlockId, hashes: &[[u8; 8]]) -> usize {
         let chunk = self.chunk(block);

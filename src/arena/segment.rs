@@ -35,6 +35,13 @@ pub(super) enum Candidate {
     Elsewhere,
 }
 
+impl Candidate {
+    #[inline]
+    pub(super) fn likely(self) -> Option<BlockId> {
+        if let Candidate::Likely(block) = self { Some(block) } else { None }
+    }
+}
+
 /// Ids on their way to other buckets, with room for one more that is not kept.
 ///
 /// First the ids of many buckets are gathered, then their hashes fetched, then the ids

@@ -40,7 +40,7 @@ pub(crate) const TOGETHER: usize = 32;
 const BUCKETS_AHEAD: usize = 16;
 const BLOCKS_AHEAD: usize = 8;
 
-/// Look-ups under way at once, and room for their mixed hashes.
+/// Look-ups under way at once, and room for what is known of them.
 const UPCOMING: usize = 32;
 
 const _: () =
@@ -68,6 +68,8 @@ pub(crate) struct Upcoming {
     blocks: usize,
     /// Of the positions before `buckets`, the last ones' mixed hashes.
     mixed: [u64; UPCOMING],
+    /// Of those before `blocks`, what the bucket named, if it named any.
+    likely: [Option<BlockId>; UPCOMING],
 }
 
 impl Upcoming {
@@ -229,12 +231,15 @@ impl Table {
         upcoming.buckets = ahead(BUCKETS_AHEAD);
         for place in at.max(upcoming.blocks)..ahead(BLOCKS_AHEAD) {
             let mixed = upcoming.mixed[place % UPCOMING];
-            if let Candidate::Likely(block) = self.segment(mixed).candidate(mixed) {
+            let likely = self.segment(mixed).candidate(mixed).likely();
+            if let Some(block) = likely {
                 blocks.fetch(block);
             }
+            upcoming.likely[place % UPCOMING] = likely;
         }
         upcoming.blocks = ahead(BLOCKS_AHEAD);
-        self.find_mixed(upcoming.mixed[at % UPCOMING], hashes[at], blocks)
+        let likely = upcoming.likely[at % UPCOMING].filter(|block| blocks.stands(*block, hashes[at]));
+        likely.or_else(|| self.find_mixed(upcoming.mixed[at % UPCOMING], hashes[at], blocks))
     }
 
     /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::fetch`].
