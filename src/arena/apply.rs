@@ -28,7 +28,7 @@ use super::sets::Holder;
 use super::table::TOGETHER;
 use super::workers::WORKERS_MAX;
 
-/// New blocks looked up before the first of them is stored. The look-ups do not
+/// Most new blocks looked up before the first of them is stored. The look-ups do not
 /// depend on each other, so their cache misses overlap; the table's lines are
 /// still near when the blocks are stored.
 const NEW_BLOCKS_AHEAD: usize = 128;
@@ -154,11 +154,12 @@ impl Noted {
 }
 
 /// How far the report at hand has come.
-#[derive(Default)]
 struct Progress {
     noted: Noted,
     /// Hashes before this position were not in the table when they were looked up.
     unknown_until: usize,
+    /// How many are to be looked up next, so that few known ones are among them.
+    ahead: usize,
 }
 
 /// Length of the common prefix of two lists of hashes.
@@ -221,7 +222,7 @@ impl Arena {
     }
 
     fn report(&mut self, report: Report<'_>) {
-        let mut progress = Progress::default();
+        let mut progress = Progress { noted: Noted::default(), unknown_until: 0, ahead: NEW_BLOCKS_AHEAD };
         self.upcoming.clear();
         let mut at = 0;
         let mut next = None;
@@ -324,14 +325,9 @@ impl Arena {
     ) -> Stretch {
         if at >= progress.unknown_until {
             // The first is unknown, or was until its ghost was forgotten.
-            let hashes = &report.hashes[at + 1..at + report.alike(at, NEW_BLOCKS_AHEAD)];
             progress.unknown_until = at + 1;
-            for hashes in hashes.chunks(TOGETHER) {
-                let unknown = self.table.unknown(hashes, &self.blocks);
-                progress.unknown_until += unknown;
-                if unknown < hashes.len() {
-                    break;
-                }
+            if report.hashes.len() > at + 1 {
+                self.look_ahead(report, at, progress);
             }
         }
         let hashes = &report.hashes[at..progress.unknown_until];
@@ -358,6 +354,23 @@ impl Arena {
         self.blocks.take(stretch, set, report.tokens(at, stretch.blocks));
         progress.noted.change(stretch, None, Some(mask));
         stretch
+    }
+
+    /// Looks up what comes after the new block at `at`.
+    #[inline(never)]
+    fn look_ahead(&self, report: &Report<'_>, at: usize, progress: &mut Progress) {
+        let hashes = &report.hashes[at + 1..at + report.alike(at, progress.ahead)];
+        let mut new = 1;
+        for some in hashes.chunks(TOGETHER) {
+            let unknown = self.table.unknown(some, &self.blocks);
+            new += unknown;
+            if unknown < some.len() {
+                progress.ahead = new;
+                break;
+            }
+        }
+        progress.unknown_until = at + new;
+        progress.ahead = NEW_BLOCKS_AHEAD.min(2 * progress.ahead);
     }
 
     fn revoke(&mut self, worker: WorkerId, tier: Tier, hashes: &[[u8; 8]]) {
