@@ -178,20 +178,20 @@ impl ReadView {
     }
 
     /// The lane of at most `most` slots with which a chain goes on, with this hash, after `lane`: if it stands
-    /// right behind, or where the link says that a chain went on before.
+    /// where the link says that a chain went on before, or right behind.
     ///
     /// Else it is for the table to say, where what a look-up reads is fetched meanwhile.
     #[inline]
     pub(crate) fn follow<'a>(&'a self, lane: &Lane<'a>, hash: [u8; 8], most: usize) -> Option<Lane<'a>> {
-        let behind = lane.behind(hash, most);
-        if behind.is_some() {
-            return behind;
-        }
         let linked = lane.link().and_then(|block| self.arena.blocks.lane_of(block, hash, most));
-        if linked.is_none() {
+        if linked.is_some() {
+            return linked;
+        }
+        let behind = lane.behind(hash, most);
+        if behind.is_none() {
             self.arena.table.fetch_bucket(i64::from_le_bytes(hash));
         }
-        linked
+        behind
     }
 
     /// Has that fetched which [`ReadView::follow`] will look at after `lane`.

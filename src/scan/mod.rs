@@ -9,13 +9,13 @@
 //! the guess is worth less. Such a *lane* is compared with the request's bytes
 //! as `memcmp` does, with no look-up and no branch per block; within it, marks
 //! say where the placement set changes. Only at its end is the next hash looked
-//! for: in the slot behind it, else where the last chain went on that came this
-//! way, else by the table:
+//! for: where the last chain went on that came this way, else in the slot behind
+//! it, else by the table:
 //!
 //! ```text
 //! lane = of the block table[hash 0]
 //! loop:
-//!     ahead = lane of the first hash after this lane, if it is behind or where the link says
+//!     ahead = lane of the first hash after this lane, if it is where the link says or behind
 //!     equal = common prefix of the lane and the request
 //!     for each run of one set within `equal`: apply the rules to the run
 //!     lane  = ahead if equal = lane, else lane of table[first hash that differs]
