@@ -78,6 +78,20 @@ fn scans(visit: &mut Visit<'_>) {
     let workload = Workload::ragged(2, 2_000, 256);
     let index = filled(&workload, PLAIN);
     scan(visit, "scan/ragged/2000x256", &index, &workload.prompts, Answers { matches: 256, best: 2_000 });
+    for worker in 0..64 {
+        Prepared::revoke(worker, &workload.prompts[0][..1], PLAIN).apply(&index);
+    }
+    let best = (64..256).map(|worker| blocks_of(&workload, worker)).max().expect("192 of them");
+    let others = Answers { matches: 192, best };
+    scan(visit, "scan/ragged, 64 of them without the head/2000x256", &index, &workload.prompts, others);
+    let index = filled(&workload, SWA);
+    scan(
+        visit,
+        "scan/ragged, swa/2000x256",
+        &index,
+        &workload.prompts,
+        Answers { matches: 256, best: 2_000 },
+    );
 
     let workload = Workload::conversations(3, 64, 256);
     let index = filled(&workload, PLAIN);
@@ -99,6 +113,12 @@ fn scans(visit: &mut Visit<'_>) {
         &workload.prompts,
         Answers { matches: 64, best: 2_000 },
     );
+}
+
+/// How many blocks a worker holds.
+fn blocks_of(workload: &Workload, worker: usize) -> usize {
+    let stores = workload.stores.iter().filter(|store| store.worker == worker);
+    stores.map(|store| store.hashes.len()).sum()
 }
 
 /// What every prompt of a scenario is answered with.

@@ -2,16 +2,17 @@
 //!
 //! A chain that many workers hold, each to another depth, goes through as many placement sets,
 //! and each is the one before it less a worker. To weigh set against set costs a scan more than
-//! the blocks between them. So it asks for a list of who leaves where, which is made when it is
+//! the blocks between them. So it asks for a list of who departs where, which is made when it is
 //! first asked for and kept: a scan whose candidates are the set's holders copies it into its answer.
+//!
+//! A worker departs where the set before has placements of it and the set after none. At an edge that is
+//! listed at most [`AT_ONCE`] workers do, and all else is as before. At any other edge, at one of a
+//! free slot and at those beyond [`LISTED_MAX`] departures of a section, sets have to be weighed.
 //!
 //! A list is of a *section*, 256 slots, and says nothing but what the sets of these slots and of
 //! the one before them say. Whatever changes one of them, its id in the column or its entries
 //! where they stand, forgets the list. Lists are made by readers, which own nothing, so each stands in
 //! a cell that is written once; writers, which own everything, empty it.
-//!
-//! At most [`AT_ONCE`] workers depart at an edge that is listed, and nobody comes. At any other
-//! edge, at one of a free slot and at those beyond [`LISTED_MAX`] of a section, sets have to be weighed.
 
 use std::sync::OnceLock;
 
@@ -78,18 +79,19 @@ impl Sections {
 }
 
 impl Chunk {
-    /// The leg from slot `from` to at most the end of its section, and `to`.
+    /// The leg from slot `from` to at most `to`, and the end of the section in which it meets an edge.
     #[inline]
     pub(super) fn leg<'e>(&self, from: usize, to: usize, entries: impl Fn(SetId) -> &'e [Entry]) -> Leg<'_> {
-        let section = from / SECTION_SLOTS;
+        let edge = bits::next(from, to, |word| self.marks[word].edge);
+        if edge == to {
+            return Leg { departures: &[], to, weigh: false };
+        }
+        let section = edge / SECTION_SLOTS;
         let to = to.min((section + 1) * SECTION_SLOTS);
         let known = self.sections.0.get().and_then(|sections| sections[section].get()).map(Box::as_ref);
-        match known.or_else(|| self.list(section, from, to, entries)) {
+        match known.or_else(|| self.list(section, edge, to, entries)) {
             Some(departures) => departures.leg(section, from, to),
-            None => {
-                let edge = bits::next(from, to, |word| self.marks[word].edge);
-                Leg { departures: &[], to: edge, weigh: edge < to }
-            }
+            None => Leg { departures: &[], to: edge, weigh: true },
         }
     }
 
@@ -160,6 +162,7 @@ impl Departures {
     #[inline]
     fn leg(&self, section: usize, from: usize, to: usize) -> Leg<'_> {
         let first = section * SECTION_SLOTS;
+        let from = from.max(first);
         let stop = bits::next(from, to, |word| self.others[word - first / 64]);
         let before = |slot: usize| self.listed.partition_point(|departure| (departure.slot as usize) < slot);
         let begin = if from == first { 0 } else { before(from) };
@@ -174,20 +177,28 @@ fn depart(before: &[Entry], after: &[Entry], slot: usize, listed: &mut Vec<Depar
         return false;
     }
     let listed_before = listed.len();
-    let mut rest = after.iter().rev().peekable();
-    let only_depart = before.iter().rev().all(|entry| {
-        let stays = rest.next_if(|after| after.apart(*entry) == 0).map_or(0, |after| after.bits);
-        let mut departing = entry.bits & !stays;
+    let mut rest = after;
+    let only_depart = before.chunk_by(|left, right| left.word() == right.word()).rev().all(|before| {
+        let word = before[0].word();
+        let after = rest.iter().rev().take_while(|entry| entry.word() == word).count();
+        let (below, after) = rest.split_at(rest.len() - after);
+        rest = below;
+        let held = |entries: &[Entry]| entries.iter().fold(0, |held, entry| held | entry.bits);
+        let mut departing = held(before) & !held(after);
+        let others = before.iter().map(|entry| entry.of(entry.bits & !departing));
         let few = departing.count_ones() <= AT_ONCE;
-        while let Some(bit) = departing.checked_ilog2().filter(|_| few) {
+        if !few || !others.filter(|entry| entry.bits != 0).eq(after.iter().copied()) {
+            return false;
+        }
+        while let Some(bit) = departing.checked_ilog2() {
             departing ^= 1 << bit;
-            let worker = WorkerId(entry.word() as u32 * 64 + bit);
+            let worker = WorkerId(word as u32 * 64 + bit);
             listed.push(Departure { worker, slot: slot as u32 });
         }
-        few && stays & !entry.bits == 0
+        true
     });
     let few = listed.len() - listed_before <= AT_ONCE as usize && listed.len() <= LISTED_MAX;
-    if only_depart && few && rest.next().is_none() {
+    if only_depart && few && rest.is_empty() {
         return true;
     }
     listed.truncate(listed_before);
@@ -224,13 +235,18 @@ mod tests {
         }
 
         fn put(&mut self, place: usize, held: Vec<u32>) {
+            let holders: Vec<(u32, Tier)> = held.iter().map(|worker| (*worker, Tier::Hbm)).collect();
+            self.put_at(place, &holders);
+            self.held[place] = held;
+        }
+
+        fn put_at(&mut self, place: usize, held: &[(u32, Tier)]) {
             let slot = self.first + place;
-            let join = |set, worker: &u32| {
-                self.sets.change(set, 1, Holder::new(WorkerId(*worker), Tier::Hbm, 0), Some(0)).set
+            let join = |set, (worker, tier): &(u32, Tier)| {
+                self.sets.change(set, 1, Holder::new(WorkerId(*worker), *tier, 0), Some(0)).set
             };
             self.chunk.sets[slot] = held.iter().fold(SetId::EMPTY, join);
             self.chunk.mend_edges(slot, slot + 1);
-            self.held[place] = held;
         }
 
         /// What legs tell of the places from `from` to before `to`.
@@ -324,6 +340,28 @@ mod tests {
         Chain::new(SECTION_SLOTS - 9, held).assert_told();
         let wide: Vec<u32> = (0..70).map(|word| word * 64).collect();
         Chain::new(0, (0..20).map(|gone| without(&wide, &wide[70 - gone..])).collect()).assert_told();
+    }
+
+    #[test]
+    fn who_stays_at_another_tier_does_not_depart() {
+        let [hbm, dram] = [Tier::Hbm, Tier::Dram];
+        let all = [(1, hbm), (2, hbm), (3, dram), (65, hbm), (1, dram), (65, dram)];
+        let mut chain = Chain::new(0, vec![Vec::new(); 10]);
+        let others: [&[(u32, Tier)]; 5] = [
+            &all[..4],
+            &[(2, hbm), (3, dram), (65, hbm), (65, dram)],
+            &[(2, hbm)],
+            &[(1, hbm), (2, dram), (3, dram), (65, hbm), (1, dram), (65, dram)],
+            &[(1, hbm), (2, hbm), (3, dram), (1, dram), (66, hbm)],
+        ];
+        for (number, others) in others.into_iter().enumerate() {
+            chain.put_at(2 * number, &all);
+            chain.put_at(2 * number + 1, others);
+        }
+        let gone = [None, Some(vec![1]), Some(vec![65, 3, 1]), None, None];
+        let told = |(number, gone)| [(2 * number, None), (2 * number + 1, gone)];
+        let expected: Vec<Told> = gone.into_iter().enumerate().flat_map(told).collect();
+        assert_eq!(chain.told(0, 10), expected);
     }
 
     #[test]

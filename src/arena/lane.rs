@@ -84,12 +84,6 @@ impl<'a> Lane<'a> {
         Leg { to: leg.to - self.slot, ..leg }
     }
 
-    /// The first place from `from` on and before `to` where the set changes, else `to`.
-    #[inline]
-    pub(crate) fn next_edge(&self, from: usize, to: usize) -> usize {
-        bits::next(self.slot + from, self.slot + to, |word| self.chunk.marks[word].edge) - self.slot
-    }
-
     /// The slot of the first block.
     #[inline]
     pub(crate) fn slot(&self) -> usize {

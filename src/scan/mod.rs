@@ -46,7 +46,7 @@ mod rules;
 
 use crate::arena::{Lane, PackedHashes, ReadView, SetId, WorkerId};
 
-use rules::Candidates;
+use rules::{Candidates, Passed};
 
 /// How many leading blocks one worker can reuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -185,9 +185,10 @@ fn walk_runs(
     position: &mut Position,
 ) -> bool {
     let sets = &lane.sets()[..equal];
-    let start = position.at;
     let (mut place, mut from) = (0, lane.even());
-    while let Some(edge) = candidates.pass_edges(view, lane, from, equal, start) {
+    loop {
+        let passed = Passed { place, at: position.at, tokens: position.tokens };
+        let Some(edge) = candidates.pass_edges(view, lane, from, equal, passed) else { break };
         pass(lane, place, edge, candidates, position);
         position.set = sets[edge - 1];
         (place, from) = (edge, edge + 1);

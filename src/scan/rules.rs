@@ -87,14 +87,32 @@ struct Boundary {
     best: u32,
 }
 
+/// How far a lane has been passed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Passed {
+    /// Up to this place of it.
+    pub(super) place: usize,
+    /// The same as a position of the request, and the tokens before it.
+    pub(super) at: usize,
+    pub(super) tokens: u64,
+}
+
+impl Passed {
+    /// The same up to place `to`.
+    #[inline]
+    fn on(self, tokens_count: bool, lane: &Lane<'_>, to: usize) -> Passed {
+        let more = if tokens_count { lane.tokens(self.place, to) } else { 0 };
+        Passed { place: to, at: self.at + to - self.place, tokens: self.tokens + more }
+    }
+}
+
 /// Everybody whose prefix is being measured.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
     /// While nothing but the length of prefixes is asked for and a set has one entry
     /// for each word of candidates: these entries, with the candidates as bits.
     aligned: Vec<Entry>,
-    /// The aligned candidates by word while departures are passed; only the words of these are up to date,
-    /// and only workers of these can depart.
+    /// By word while departures are passed, who of it is a candidate or in a set.
     by_word: Vec<u64>,
     /// Otherwise the words themselves, ascending by number.
     words: Vec<Word>,
@@ -216,7 +234,7 @@ impl Candidates {
     /// Passes the edges of `lane` from place `from` to before `to` up to the first at which sets are to be
     /// weighed, or that settles the answer; returns that.
     ///
-    /// The lane begins at position `start`, and its place before `from` has been entered.
+    /// What has been `passed` of it ends before `from`, and the place before `from` has been entered.
     #[inline(never)]
     pub(super) fn pass_edges(
         &mut self,
@@ -224,12 +242,13 @@ impl Candidates {
         lane: &Lane<'_>,
         from: usize,
         to: usize,
-        start: usize,
+        passed: Passed,
     ) -> Option<usize> {
-        if self.aligned.is_empty() {
-            return Some(lane.next_edge(from, to)).filter(|edge| *edge < to);
+        if self.needs_components || self.watches {
+            return self.pass_edges_one_by_one(view, lane, from, to, passed);
         }
-        let first = start.wrapping_sub(lane.slot()) as u32;
+        let start = passed.at - passed.place;
+        let first = (start as u32).wrapping_sub(lane.slot() as u32);
         // Where the candidates are all that the set has, so is whoever departs from it.
         let all = self.aligned == view.entries(lane.sets()[from - 1]);
         let candidates = if all { usize::MAX } else { self.spread() };
@@ -246,38 +265,105 @@ impl Candidates {
                 break leg.weigh;
             }
         };
-        if departed == candidates {
-            self.aligned.clear();
-            self.open = 0;
-            let last = self.ranking.matches().first().map_or(at, |last| last.blocks as usize - start);
-            return Some(last);
-        }
+        let settled = departed == candidates;
         if departed > 0 {
-            self.realign(view.entries(lane.sets()[at - 1]));
+            self.narrow(if settled { &[] } else { view.entries(lane.sets()[at - 1]) });
+        }
+        if settled {
+            return self.ranking.matches().first().map(|last| last.blocks as usize - start);
         }
         weigh.then_some(at)
     }
 
-    /// Notes the aligned candidates by word; says how many there are.
+    /// Notes the candidates by word; says how many there are.
     #[inline(never)]
     fn spread(&mut self) -> usize {
-        let words = self.aligned.last().map_or(0, |last| last.word() + 1);
-        if self.by_word.len() < words {
-            self.by_word.resize(words, 0);
+        self.by_word.clear();
+        let aligned = self.aligned.iter().map(|aligned| (aligned.word(), aligned.bits));
+        let words = self.words.iter().map(|word| (word.number, word.growing));
+        let mut candidates = 0;
+        for (word, bits) in aligned.chain(words) {
+            self.by_word.resize(word + 1, 0);
+            self.by_word[word] = bits;
+            candidates += bits.count_ones() as usize;
         }
-        self.aligned.iter().for_each(|aligned| self.by_word[aligned.word()] = aligned.bits);
-        self.aligned.iter().map(|aligned| aligned.bits.count_ones() as usize).sum()
+        candidates
     }
 
     /// Keeps the candidates that are in a set to which others have departed from their own.
-    fn realign(&mut self, entries: &[Entry]) {
-        let mut entries = entries.iter().peekable();
+    fn narrow(&mut self, entries: &[Entry]) {
+        self.by_word.clear();
+        for entry in entries {
+            self.by_word.resize(entry.word() + 1, 0);
+            self.by_word[entry.word()] |= entry.bits;
+        }
+        let held = |word: usize| self.by_word.get(word).copied().unwrap_or(0);
         self.aligned.retain_mut(|aligned| {
-            let entry = entries.next_if(|entry| entry.apart(*aligned) == 0);
-            aligned.bits &= entry.map_or(0, |entry| entry.bits);
-            entry.is_some()
+            aligned.bits &= held(aligned.word());
+            held(aligned.word()) != 0
         });
-        self.open = self.aligned.iter().filter(|aligned| aligned.bits != 0).count();
+        self.words.iter_mut().for_each(|word| word.growing &= held(word.number));
+        let aligned = self.aligned.iter().filter(|aligned| aligned.bits != 0).count();
+        self.open = aligned + self.words.iter().filter(|word| word.growing != 0).count();
+    }
+
+    /// The same as [`Candidates::pass_edges`] where a departure has to be weighed as the rules say.
+    fn pass_edges_one_by_one(
+        &mut self,
+        view: &ReadView,
+        lane: &Lane<'_>,
+        from: usize,
+        to: usize,
+        passed: Passed,
+    ) -> Option<usize> {
+        let (mut at, mut passed) = (from, passed);
+        loop {
+            let leg = view.leg(lane, at, to);
+            for departure in leg.departures {
+                let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
+                let Some(place) = self.place_of(number) else { continue };
+                if self.words[place].growing >> bit & 1 == 1 {
+                    passed = passed.on(self.needs_tokens, lane, departure.slot as usize - lane.slot());
+                    self.depart(view, place, bit, passed);
+                    if self.open == 0 {
+                        return Some(passed.place);
+                    }
+                }
+            }
+            at = leg.to;
+            if leg.weigh || at == to {
+                return leg.weigh.then_some(at);
+            }
+        }
+    }
+
+    /// Where the word with this number stands. Mostly they are all there from the first on.
+    #[inline]
+    fn place_of(&self, number: usize) -> Option<usize> {
+        let place = number.checked_sub(self.words.first()?.number)?;
+        if self.words.get(place).is_some_and(|word| word.number == number) {
+            return Some(place);
+        }
+        self.words.binary_search_by_key(&number, |word| word.number).ok()
+    }
+
+    /// Ends the prefix of one worker, that of a bit of a word, which holds nothing from here on: as
+    /// [`Candidates::step_word`] would, as nothing changes for the others.
+    #[inline]
+    fn depart(&mut self, view: &ReadView, place: usize, bit: u32, passed: Passed) {
+        let word = self.words[place];
+        let gone = 1 << bit;
+        let fleet = &view.fleet()[word.number];
+        let by_boundary = gone & (fleet.swa | fleet.mamba);
+        let had = by_boundary & has_all(fleet, word.swa, word.mamba);
+        if by_boundary == 0 || self.good(view, place, had, passed.tokens) != 0 {
+            self.ranking.add(worker(word.number, bit), passed.at as u32);
+        } else if let best @ 1.. = self.boundaries[place * 64 + bit as usize].best {
+            self.ranking.add(worker(word.number, bit), best);
+        }
+        let word = &mut self.words[place];
+        word.growing &= !gone;
+        self.open -= usize::from(word.growing | word.watched & !word.failed == 0);
     }
 
     /// The step between any two sets.
@@ -425,6 +511,7 @@ impl Candidates {
     /// For which of `workers`, who have all they need right before a boundary, it is good.
     ///
     /// They all have SWA there if they need it, so only its run's length is asked for.
+    #[inline]
     fn good(&self, view: &ReadView, place: usize, workers: u64, tokens: u64) -> u64 {
         let word = &self.words[place];
         let mut good = workers & (!view.fleet()[word.number].swa | word.at_head);

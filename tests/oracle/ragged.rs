@@ -7,7 +7,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use sgl_kv_indexer::arena::Tier;
+use sgl_kv_indexer::arena::{CacheSpec, Tier};
 
 use crate::histories::cases;
 use crate::ops::{OwnedAction, OwnedBatch, Pool};
@@ -24,10 +24,51 @@ const BLOCKS: u32 = 30;
 /// Blocks of other chains that are stored before it, so that it lies across two sections.
 const FILLER: u32 = 240;
 
+const FULL: u32 = CacheSpec::FULL;
+const SWA: u32 = CacheSpec::FULL | CacheSpec::SWA;
+const MAMBA: u32 = CacheSpec::FULL | CacheSpec::MAMBA;
+
+/// The components that workers' specs have, by worker in turn; 0 is no spec.
+#[derive(Debug, Clone, Copy)]
+struct Fleet([u32; 4]);
+
+impl Fleet {
+    const ALL: [Fleet; 6] = [
+        Fleet([0; 4]),
+        Fleet([FULL; 4]),
+        Fleet([SWA; 4]),
+        Fleet([MAMBA; 4]),
+        Fleet([0, 0, 0, FULL]),
+        Fleet([0, FULL, SWA, MAMBA]),
+    ];
+
+    fn components(self, worker: u32) -> u32 {
+        self.0[worker as usize % 4]
+    }
+
+    fn spec(self, worker: u32) -> Option<CacheSpec> {
+        let components = self.components(worker);
+        (components != 0).then(|| CacheSpec {
+            version: 1,
+            components,
+            swa_window_tokens: 64,
+            full_tier_mask: Tier::Hbm.mask_bit() | Tier::Dram.mask_bit(),
+            swa_tier_mask: Tier::Hbm.mask_bit(),
+            mamba_tier_mask: Tier::Hbm.mask_bit(),
+        })
+    }
+
+    /// The mask that a worker's block has as a rule: a Mamba state stands at every seventh.
+    fn mask(self, worker: u32, block: u32) -> u32 {
+        self.components(worker) & if block % 7 == 6 { !0 } else { !CacheSpec::MAMBA }
+    }
+}
+
 /// What one worker does, to the blocks between two places of the chain.
 #[derive(Debug, Clone, Copy)]
 enum Turn {
-    Report(u32),
+    Report,
+    ReportMasked(u32),
     ReportAt(Tier),
     Revoke,
     Clear,
@@ -43,8 +84,8 @@ struct Move {
 
 fn moves() -> impl Strategy<Value = Move> {
     let turn = prop_oneof![
-        8 => Just(Turn::Report(0)),
-        1 => (1u32..4).prop_map(Turn::Report),
+        8 => Just(Turn::Report),
+        3 => select(&[0, FULL, SWA, MAMBA, SWA | MAMBA]).prop_map(Turn::ReportMasked),
         1 => Just(Turn::ReportAt(Tier::Dram)),
         8 => Just(Turn::Revoke),
         1 => Just(Turn::Clear),
@@ -62,22 +103,26 @@ fn chain(from: u32, to: u32) -> Vec<i64> {
     (from..to).map(|block| Pool::Random.hash(block)).collect()
 }
 
-fn apply(pair: &mut Pair, change: Move) -> Checked {
-    let hashes = chain(change.from, change.to);
-    let report = |tier, mask: u32| {
-        let masks = if mask == 0 { Vec::new() } else { vec![mask; hashes.len()] };
-        OwnedAction::Report { tier, hashes: hashes.clone(), masks, tokens: Vec::new() }
+fn apply(pair: &mut Pair, fleet: Fleet, change: Move) -> Checked {
+    let Move { worker, turn, from, to } = change;
+    let hashes = chain(from, to);
+    let report = |tier, mask: Option<u32>| OwnedAction::Report {
+        tier,
+        hashes: hashes.clone(),
+        masks: (from..to).map(|block| mask.unwrap_or(fleet.mask(worker, block))).collect(),
+        tokens: vec![16; hashes.len()],
     };
-    let action = match change.turn {
-        Turn::Report(mask) => report(Tier::Hbm, mask),
-        Turn::ReportAt(tier) => report(tier, 0),
+    let action = match turn {
+        Turn::Report => report(Tier::Hbm, None),
+        Turn::ReportMasked(mask) => report(Tier::Hbm, Some(mask)),
+        Turn::ReportAt(tier) => report(tier, None),
         Turn::Revoke => OwnedAction::Revoke { tier: Tier::Hbm, hashes: hashes.clone() },
         Turn::Clear => OwnedAction::Clear { tier: Tier::Hbm },
     };
     pair.apply(&OwnedBatch {
-        worker_id: format!("worker-{}", change.worker),
+        worker_id: format!("worker-{worker}"),
         address: "http://worker:30000".to_owned(),
-        spec: None,
+        spec: fleet.spec(worker),
         actions: vec![action],
     })
 }
@@ -91,23 +136,24 @@ fn check(pair: &mut Pair) -> Checked {
 }
 
 proptest! {
-    #![proptest_config(cases(12))]
+    #![proptest_config(cases(30))]
 
     #[test]
     fn departures_are_told_as_they_are_while_depths_move(
+        fleet in select(&Fleet::ALL),
         ends in vec(1..=BLOCKS, HOLDERS.len()),
         moves in vec(moves(), 1..40),
     ) {
         let mut pair = Pair::default();
-        let report = |worker, from, to| Move { worker, turn: Turn::Report(0), from, to };
+        let report = |worker, from, to| Move { worker, turn: Turn::Report, from, to };
         // All arrive with a block that is not of the chain, so that holders have the ids meant for them.
         let arrivals = (0..WORKERS).map(|worker| report(worker, BLOCKS, BLOCKS + 1));
         let arrivals = arrivals.chain([report(0, BLOCKS + 1, BLOCKS + FILLER)]);
         let starts = HOLDERS.into_iter().zip(ends).map(|(worker, to)| report(worker, 0, to));
-        let checked = arrivals.chain(starts).try_for_each(|start| apply(&mut pair, start)).and_then(|()| {
+        let checked = arrivals.chain(starts).try_for_each(|start| apply(&mut pair, fleet, start)).and_then(|()| {
             moves.into_iter().try_for_each(|change| {
                 check(&mut pair)?;
-                apply(&mut pair, change)?;
+                apply(&mut pair, fleet, change)?;
                 check(&mut pair).map_err(|fault| format!("after {change:?}: {fault}"))
             })
         });
