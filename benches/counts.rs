@@ -84,6 +84,11 @@ fn scans(visit: &mut Visit<'_>) {
     let best = (64..256).map(|worker| blocks_of(&workload, worker)).max().expect("192 of them");
     let others = Answers { matches: 192, best };
     scan(visit, "scan/ragged, 64 of them without the head/2000x256", &index, &workload.prompts, others);
+    let index = filled(&workload, PLAIN);
+    let block = &workload.prompts[0][7..8];
+    let changes = [Prepared::revoke(0, block, PLAIN), Prepared::report(0, block, PLAIN)];
+    let name = "scan/ragged, after each of two changes/2000x256";
+    scan_between(visit, name, &index, &workload.prompts[0], &changes);
     let index = filled(&workload, SWA);
     scan(
         visit,
@@ -92,6 +97,13 @@ fn scans(visit: &mut Visit<'_>) {
         &workload.prompts,
         Answers { matches: 256, best: 2_000 },
     );
+
+    let workload = Workload::even(1, 2_000, 256);
+    let index = filled(&workload, PLAIN);
+    let odd: Vec<i64> = workload.prompts[0].iter().skip(1).step_by(2).copied().collect();
+    report(&index, 256, &odd, PLAIN);
+    let all = Answers { matches: 256, best: 2_000 };
+    scan(visit, "scan/even, one more comes and goes/2000x256", &index, &workload.prompts, all);
 
     let workload = Workload::conversations(3, 64, 256);
     let index = filled(&workload, PLAIN);
@@ -147,6 +159,21 @@ fn scan(visit: &mut Visit<'_>, name: &str, index: &Index, prompts: &[Vec<i64>], 
             }
         }),
     );
+}
+
+/// Scans of a prompt, one after each of some changes; these are counted too.
+fn scan_between(visit: &mut Visit<'_>, name: &str, index: &Index, prompt: &[i64], changes: &[Prepared]) {
+    let packed = PackedHashes::pack(prompt);
+    let mut scratch = PrefixScratch::default();
+    let mut turn = || {
+        for change in changes {
+            change.apply(index);
+            prefix(&index.read(), PackedHashes::new(&packed).expect("packed"), &mut scratch);
+            black_box(scratch.matches());
+        }
+    };
+    turn();
+    visit(name, Box::new(turn));
 }
 
 fn applies(visit: &mut Visit<'_>) {

@@ -44,6 +44,11 @@ pub(super) fn count(bits: &Bits) -> usize {
     bits.iter().map(|word| word.count_ones() as usize).sum()
 }
 
+/// Number of set bits of `from..to` in the words that `word` gives.
+pub(super) fn count_range(from: usize, to: usize, word: impl Fn(usize) -> u64) -> usize {
+    masks(from, to).map(|(number, mask)| (word(number) & mask).count_ones() as usize).sum()
+}
+
 /// The first slot of `from..to` with a set bit in the words that `word` gives, else `to`.
 #[inline]
 pub(super) fn next(from: usize, to: usize, word: impl Fn(usize) -> u64) -> usize {
@@ -118,6 +123,7 @@ mod tests {
         {
             let expected: Vec<usize> = slots.into_iter().filter(|slot| (from..to).contains(slot)).collect();
             assert_eq!(ones(from, to, |word| bits[word]).collect::<Vec<_>>(), expected, "{from}..{to}");
+            assert_eq!(count_range(from, to, |word| bits[word]), expected.len(), "{from}..{to}");
         }
     }
 

@@ -19,6 +19,9 @@
 //! are set by scans, which own nothing, so they are atomic; and they are hints: what
 //! stands at a link's end is checked by its hash like any other guess.
 //!
+//! Where neighbouring slots have sets that differ by a few workers, who *departs* where is listed for
+//! scans when they ask; see [`super::departures`].
+//!
 //! A freed slot remembers its block as a *ghost* until the slot is given away.
 //! A block that is evicted and stored again, which engines do all the time,
 //! comes back to its old place beside its old neighbours, so that layouts do not

@@ -55,7 +55,7 @@ pub(super) enum Tokens {
 /// Invariants: a slot's set is [`SetId::EMPTY`] exactly where its `used` bit is
 /// clear; `ghosts` bits are set only where `used` bits are clear; an `edge` bit
 /// is set exactly where the set differs from the left neighbour's, the first
-/// slot's neighbour being empty.
+/// slot's neighbour being empty; a list of departures says what sets and edges do.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) hashes: Box<[[u8; 8]; CHUNK_SLOTS]>,

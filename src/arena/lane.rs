@@ -77,11 +77,23 @@ impl<'a> Lane<'a> {
         &self.chunk.sets[self.slot..][..self.len()]
     }
 
-    /// What departs from place `from` on, to at most place `to`.
+    /// What departs from place `from` on, to at most place `to`; an arrival ends it if `arrivals` says so.
     #[inline]
-    pub(super) fn leg<'e>(&self, from: usize, to: usize, entries: impl Fn(SetId) -> &'e [Entry]) -> Leg<'a> {
-        let leg = self.chunk.leg(self.slot + from, self.slot + to, entries);
-        Leg { to: leg.to - self.slot, ..leg }
+    pub(super) fn leg<'e>(
+        &self,
+        from: usize,
+        to: usize,
+        arrivals: bool,
+        entries: impl Fn(SetId) -> &'e [Entry],
+    ) -> Leg<'a> {
+        let leg = self.chunk.leg(self.slot + from, self.slot + to, arrivals, entries);
+        Leg { to: leg.to - self.slot, until: leg.until - self.slot, ..leg }
+    }
+
+    /// The first place from `from` on and before `to` where the set changes, else `to`.
+    #[inline]
+    pub(crate) fn next_edge(&self, from: usize, to: usize) -> usize {
+        bits::next(self.slot + from, self.slot + to, |word| self.chunk.marks[word].edge) - self.slot
     }
 
     /// The slot of the first block.

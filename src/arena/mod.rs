@@ -67,7 +67,7 @@ pub use shared::{Index, Outcome, ReadGuard};
 pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 
-pub(crate) use departures::{Departure, Leg};
+pub(crate) use departures::{Departure, Leg, Stop};
 pub(crate) use ids::{BlockId, SetId};
 pub(crate) use lane::Lane;
 pub(crate) use sets::Entry;

@@ -234,10 +234,10 @@ impl ReadView {
         self.arena.sets.entries(set)
     }
 
-    /// What departs along a lane from place `from` on, to at most place `to`.
+    /// What departs along a lane from place `from` on, to at most place `to`; an arrival ends it if `arrivals` says so.
     #[inline]
-    pub(crate) fn leg<'a>(&self, lane: &Lane<'a>, from: usize, to: usize) -> Leg<'a> {
-        lane.leg(from, to, |set| self.entries(set))
+    pub(crate) fn leg<'a>(&self, lane: &Lane<'a>, from: usize, to: usize, arrivals: bool) -> Leg<'a> {
+        lane.leg(from, to, arrivals, |set| self.entries(set))
     }
 
     /// Whether anybody holds a block with this set.

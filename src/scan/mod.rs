@@ -1,7 +1,7 @@
 //! The prefix scan: how many leading blocks of a prompt each worker can reuse.
 //!
 //! The scan sees a read view and a byte slice, and allocates nothing once its
-//! scratch is warm. It rests on two observations.
+//! scratch is warm, but for lists of departures where a change dropped them. It rests on two observations.
 //!
 //! **A chain lies in consecutive slots.** The first block is found through the
 //! table. From then on the scan *guesses* that the next block stands in the next
@@ -57,7 +57,7 @@ pub struct PrefixMatch {
     pub blocks: u32,
 }
 
-/// Working memory of [`prefix`], kept between calls so that warm scans allocate nothing.
+/// Working memory of [`prefix`], kept between calls so that warm scans allocate nothing of their own.
 #[derive(Debug, Default)]
 pub struct PrefixScratch {
     candidates: Candidates,

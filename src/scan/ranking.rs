@@ -49,27 +49,15 @@ impl Ranking {
         self.buffer[self.first] = PrefixMatch { worker, blocks };
     }
 
-    /// Adds a match for each departure, its blocks being `first` more than its slot; says how many.
+    /// Adds a match for each departure, its blocks being `first` more than its slot.
     #[inline]
-    pub(super) fn add_all(&mut self, departures: &[Departure], first: u32) -> usize {
+    pub(super) fn add_all(&mut self, departures: &[Departure], first: u32) {
         let rest = self.first - departures.len();
         for (found, departure) in self.buffer[rest..self.first].iter_mut().rev().zip(departures) {
-            *found = departed(departure, first);
+            let blocks = departure.slot.wrapping_add(first);
+            *found = PrefixMatch { worker: departure.worker, blocks };
         }
         self.first = rest;
-        departures.len()
-    }
-
-    /// The same for those of workers that `by_word` has as bits.
-    pub(super) fn add_those(&mut self, by_word: &[u64], departures: &[Departure], first: u32) -> usize {
-        let before = self.first;
-        for departure in departures {
-            // Without a branch: write each and keep those that count.
-            self.buffer[self.first - 1] = departed(departure, first);
-            let word = by_word.get(departure.worker.index() / 64).copied().unwrap_or(0);
-            self.first -= (word >> (departure.worker.0 % 64) & 1) as usize;
-        }
-        before - self.first
     }
 
     /// Adds an equally long match for each of `workers`, as bits from worker `lowest` on.
@@ -136,12 +124,6 @@ impl Ranking {
             matches.sort_unstable_by_key(rank);
         }
     }
-}
-
-/// The match of a worker that departs.
-#[inline(always)]
-fn departed(departure: &Departure, first: u32) -> PrefixMatch {
-    PrefixMatch { worker: departure.worker, blocks: departure.slot.wrapping_add(first) }
 }
 
 #[cfg(test)]

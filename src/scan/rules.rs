@@ -22,7 +22,7 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Entry, FleetWord, Lane, ReadView, SetId, WorkerId};
+use crate::arena::{CacheSpec, Departure, Entry, FleetWord, Lane, ReadView, SetId, Stop, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
@@ -106,14 +106,21 @@ impl Passed {
     }
 }
 
+/// Who of a set's holders are candidates, where it is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    Unknown,
+    All,
+    /// Whoever departs has to be looked for.
+    Some,
+}
+
 /// Everybody whose prefix is being measured.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
     /// While nothing but the length of prefixes is asked for and a set has one entry
     /// for each word of candidates: these entries, with the candidates as bits.
     aligned: Vec<Entry>,
-    /// By word while departures are passed, who of it is a candidate or in a set.
-    by_word: Vec<u64>,
     /// Otherwise the words themselves, ascending by number.
     words: Vec<Word>,
     /// 64 for each of `words`, if any candidate needs SWA or MAMBA.
@@ -135,6 +142,17 @@ fn bits_down(mut bits: u64) -> impl Iterator<Item = u32> {
         bits ^= 1 << bit;
         Some(bit)
     })
+}
+
+/// The place of a word in a list that is ascending by number: mostly all words are there from the first on.
+#[inline(always)]
+fn place_in<T>(words: &[T], number: usize, number_of: impl Fn(&T) -> usize) -> Option<usize> {
+    let place = number.checked_sub(number_of(words.first()?))?;
+    match words.get(place) {
+        Some(word) if number_of(word) == number => Some(place),
+        None if number > number_of(words.last()?) => None,
+        _ => words.binary_search_by_key(&number, number_of).ok(),
+    }
 }
 
 fn worker(word: usize, bit: u32) -> WorkerId {
@@ -249,62 +267,66 @@ impl Candidates {
         }
         let start = passed.at - passed.place;
         let first = (start as u32).wrapping_sub(lane.slot() as u32);
-        // Where the candidates are all that the set has, so is whoever departs from it.
-        let all = self.aligned == view.entries(lane.sets()[from - 1]);
-        let candidates = if all { usize::MAX } else { self.spread() };
-        let (mut at, mut departed) = (from, 0);
-        let weigh = loop {
-            let leg = view.leg(lane, at, to);
-            at = leg.to;
-            departed += if all {
-                self.ranking.add_all(leg.departures, first)
-            } else {
-                self.ranking.add_those(&self.by_word, leg.departures, first)
-            };
-            if leg.weigh || at == to || departed == candidates {
-                break leg.weigh;
+        let (mut at, mut who) = (from, Who::Unknown);
+        loop {
+            let leg = view.leg(lane, at, to, who != Who::Some);
+            if who == Who::Unknown && !leg.departures.is_empty() {
+                let all = self.aligned == view.entries(lane.sets()[at - 1]);
+                who = if all { Who::All } else { Who::Some };
             }
-        };
-        let settled = departed == candidates;
-        if departed > 0 {
-            self.narrow(if settled { &[] } else { view.entries(lane.sets()[at - 1]) });
+            if who == Who::All {
+                self.ranking.add_all(leg.departures, first);
+            } else if let Some(last) = self.depart_some(leg.departures, first) {
+                return Some(last as usize - start);
+            }
+            at = leg.to;
+            if who == Who::All && (leg.stop != Stop::End || at == to) {
+                self.aligned.clear();
+                self.aligned.extend_from_slice(view.entries(lane.sets()[at - 1]));
+                self.open = self.aligned.len();
+            }
+            match leg.stop {
+                Stop::End if at == to => return None,
+                Stop::End => {}
+                Stop::Arrival => who = Who::Some,
+                Stop::Weigh => {
+                    while at < leg.until {
+                        if !self.step_aligned(view.entries(lane.sets()[at]), start + at) || self.open == 0 {
+                            return Some(at);
+                        }
+                        at = lane.next_edge(at + 1, leg.until);
+                    }
+                    who = Who::Unknown;
+                }
+            }
         }
-        if settled {
-            return self.ranking.matches().first().map(|last| last.blocks as usize - start);
-        }
-        weigh.then_some(at)
     }
 
-    /// Notes the candidates by word; says how many there are.
+    /// Ends the prefixes of those who depart and are candidates of whom only the length is asked; the blocks
+    /// of a match are `first` more than the slot. Gives the last one's if nobody is left.
     #[inline(never)]
-    fn spread(&mut self) -> usize {
-        self.by_word.clear();
-        let aligned = self.aligned.iter().map(|aligned| (aligned.word(), aligned.bits));
-        let words = self.words.iter().map(|word| (word.number, word.growing));
-        let mut candidates = 0;
-        for (word, bits) in aligned.chain(words) {
-            self.by_word.resize(word + 1, 0);
-            self.by_word[word] = bits;
-            candidates += bits.count_ones() as usize;
+    fn depart_some(&mut self, departures: &[Departure], first: u32) -> Option<u32> {
+        for departure in departures {
+            let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
+            let growing = match place_in(&self.aligned, number, |aligned| aligned.word()) {
+                Some(place) => &mut self.aligned[place].bits,
+                None => match place_in(&self.words, number, |word| word.number) {
+                    Some(place) => &mut self.words[place].growing,
+                    None => continue,
+                },
+            };
+            if *growing >> bit & 1 == 0 {
+                continue;
+            }
+            *growing ^= 1 << bit;
+            self.open -= usize::from(*growing == 0);
+            let blocks = departure.slot.wrapping_add(first);
+            self.ranking.add(departure.worker, blocks);
+            if self.open == 0 {
+                return Some(blocks);
+            }
         }
-        candidates
-    }
-
-    /// Keeps the candidates that are in a set to which others have departed from their own.
-    fn narrow(&mut self, entries: &[Entry]) {
-        self.by_word.clear();
-        for entry in entries {
-            self.by_word.resize(entry.word() + 1, 0);
-            self.by_word[entry.word()] |= entry.bits;
-        }
-        let held = |word: usize| self.by_word.get(word).copied().unwrap_or(0);
-        self.aligned.retain_mut(|aligned| {
-            aligned.bits &= held(aligned.word());
-            held(aligned.word()) != 0
-        });
-        self.words.iter_mut().for_each(|word| word.growing &= held(word.number));
-        let aligned = self.aligned.iter().filter(|aligned| aligned.bits != 0).count();
-        self.open = aligned + self.words.iter().filter(|word| word.growing != 0).count();
+        None
     }
 
     /// The same as [`Candidates::pass_edges`] where a departure has to be weighed as the rules say.
@@ -318,10 +340,10 @@ impl Candidates {
     ) -> Option<usize> {
         let (mut at, mut passed) = (from, passed);
         loop {
-            let leg = view.leg(lane, at, to);
+            let leg = view.leg(lane, at, to, true);
             for departure in leg.departures {
                 let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
-                let Some(place) = self.place_of(number) else { continue };
+                let Some(place) = place_in(&self.words, number, |word| word.number) else { continue };
                 if self.words[place].growing >> bit & 1 == 1 {
                     passed = passed.on(self.needs_tokens, lane, departure.slot as usize - lane.slot());
                     self.depart(view, place, bit, passed);
@@ -331,20 +353,10 @@ impl Candidates {
                 }
             }
             at = leg.to;
-            if leg.weigh || at == to {
-                return leg.weigh.then_some(at);
+            if leg.stop != Stop::End || at == to {
+                return (leg.stop != Stop::End).then_some(at);
             }
         }
-    }
-
-    /// Where the word with this number stands. Mostly they are all there from the first on.
-    #[inline]
-    fn place_of(&self, number: usize) -> Option<usize> {
-        let place = number.checked_sub(self.words.first()?.number)?;
-        if self.words.get(place).is_some_and(|word| word.number == number) {
-            return Some(place);
-        }
-        self.words.binary_search_by_key(&number, |word| word.number).ok()
     }
 
     /// Ends the prefix of one worker, that of a bit of a word, which holds nothing from here on: as

@@ -7,7 +7,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use sgl_kv_indexer::arena::{CacheSpec, Tier};
+use sgl_kv_indexer::arena::{CacheSpec, PackedHashes, Tier};
+use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 
 use crate::histories::cases;
 use crate::ops::{OwnedAction, OwnedBatch, Pool};
@@ -133,6 +134,26 @@ fn check(pair: &mut Pair) -> Checked {
         (0..2).try_for_each(|_| pair.check_prefix(&chain(from, BLOCKS), 0))?;
     }
     pair.audit()
+}
+
+#[test]
+fn a_scan_stops_where_the_last_candidate_departs() {
+    for fleet in [Fleet([0; 4]), Fleet([FULL; 4]), Fleet([SWA; 4])] {
+        let mut pair = Pair::default();
+        let report = |worker, from, to| Move { worker, turn: Turn::Report, from, to };
+        // The last worker lacks the head, so it is no candidate, and stays.
+        let reports = (1..9).map(|worker| report(worker, 0, 3 * worker)).chain([report(9, 1, BLOCKS)]);
+        let applied: Checked = reports.into_iter().try_for_each(|change| apply(&mut pair, fleet, change));
+        assert_eq!(applied, Ok(()));
+        let packed = PackedHashes::pack(&chain(0, BLOCKS));
+        let packed = PackedHashes::new(&packed).expect("whole hashes");
+        let mut scratch = PrefixScratch::default();
+        for _ in 0..3 {
+            let read = prefix(&pair.index.read(), packed, &mut scratch);
+            assert_eq!((read, scratch.matches().len()), (3 * 8 + 1, 8), "{fleet:?}");
+        }
+        assert_eq!(check(&mut pair), Ok(()));
+    }
 }
 
 proptest! {
