@@ -79,6 +79,7 @@ const LAYERS: &[Layer] = &[
             "foldhash",
             "nohash_hasher",
             "parking_lot",
+            "radsort",
             "roaring",
             "safe_arch",
             "slab",
