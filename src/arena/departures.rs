@@ -11,7 +11,7 @@
 //! other edge, at one of a free slot and at those beyond [`LISTED_MAX`] departures of a section, sets have to be
 //! weighed.
 //!
-//! A list is of a *section*, 128 slots, and says nothing but what the sets of these slots and of
+//! A list is of a *section*, 256 slots, and says nothing but what the sets of these slots and of
 //! the one before them say. Whatever changes one of them, its id in the column or its entries
 //! where they stand, forgets the list. Lists are made by readers, which own nothing, so each stands in
 //! a cell that is written once; writers, which own everything, empty it.
@@ -32,13 +32,13 @@ const SECTIONS: usize = CHUNK_SLOTS / SECTION_SLOTS;
 /// Most workers that depart at one edge: to weigh the sets costs as much as to list more.
 const AT_ONCE: usize = 4;
 
-/// Most departures of a section: a list takes at most 8.3 bytes for each slot.
+/// Most departures of a section: a list takes at most 8.4 bytes for each slot.
 const LISTED_MAX: usize = SECTION_SLOTS;
 
 /// Most entries of the sets at an edge that is listed.
 const ENTRIES_MAX: usize = 64;
 
-/// A list is made for a scan that meets so many edges in the section, and this share of all that it has.
+/// A list is made for a scan that meets so many edges in the section, and one in so many of all that it has.
 const WORTH_LISTING: usize = 4;
 const WORTH_LISTING_SHARE: usize = 8;
 
