@@ -97,22 +97,13 @@ pub(super) struct Passed {
     pub(super) tokens: u64,
 }
 
-impl Passed {
-    /// The same up to place `to`.
-    #[inline]
-    fn on(self, tokens_count: bool, lane: &Lane<'_>, to: usize) -> Passed {
-        let more = if tokens_count { lane.tokens(self.place, to) } else { 0 };
-        Passed { place: to, at: self.at + to - self.place, tokens: self.tokens + more }
-    }
-}
-
 /// Who of a set's holders are candidates, where it is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Who {
     Unknown,
     All,
     /// Whoever departs has to be looked for.
-    Some,
+    NotAll,
 }
 
 /// Everybody whose prefix is being measured.
@@ -269,10 +260,10 @@ impl Candidates {
         let first = (start as u32).wrapping_sub(lane.slot() as u32);
         let (mut at, mut who) = (from, Who::Unknown);
         loop {
-            let leg = view.leg(lane, at, to, who != Who::Some);
+            let leg = view.leg(lane, at, to, who != Who::NotAll);
             if who == Who::Unknown && !leg.departures.is_empty() {
                 let all = self.aligned == view.entries(lane.sets()[at - 1]);
-                who = if all { Who::All } else { Who::Some };
+                who = if all { Who::All } else { Who::NotAll };
             }
             if who == Who::All {
                 self.ranking.add_all(leg.departures, first);
@@ -288,7 +279,7 @@ impl Candidates {
             match leg.stop {
                 Stop::End if at == to => return None,
                 Stop::End => {}
-                Stop::Arrival => who = Who::Some,
+                Stop::Arrival => who = Who::NotAll,
                 Stop::Weigh => {
                     while at < leg.until {
                         if !self.step_aligned(view.entries(lane.sets()[at]), start + at) || self.open == 0 {
@@ -345,7 +336,12 @@ impl Candidates {
                 let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
                 let Some(place) = place_in(&self.words, number, |word| word.number) else { continue };
                 if self.words[place].growing >> bit & 1 == 1 {
-                    passed = passed.on(self.needs_tokens, lane, departure.slot as usize - lane.slot());
+                    let edge = departure.slot as usize - lane.slot();
+                    if self.needs_tokens {
+                        passed.tokens += lane.tokens(passed.place, edge);
+                    }
+                    passed.at += edge - passed.place;
+                    passed.place = edge;
                     self.depart(view, place, bit, passed);
                     if self.open == 0 {
                         return Some(passed.place);
