@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use super::blocks::Stretch;
 use super::ids::{BlockId, SetId, Tier, WorkerId};
 use super::mutation::{Action, Batch, BatchError};
-use super::sets::Holder;
+use super::sets::{Changed, Holder};
 use super::table::TOGETHER;
 use super::workers::WORKERS_MAX;
 
@@ -280,11 +280,7 @@ impl Arena {
         }
         let mask = report.mask(at);
         let changed = self.sets.change(old, blocks, report.holder, Some(mask));
-        if changed.set != old {
-            self.blocks.change_set(stretch, changed.set);
-        } else if changed.old != Some(mask) {
-            self.blocks.set_changed(stretch);
-        }
+        self.follow(stretch, old, changed, Some(mask));
         progress.noted.change(stretch, changed.old, Some(mask));
         self.blocks.put_tokens(stretch, report.tokens(at, blocks));
         self.blocks.join_within(stretch);
@@ -430,12 +426,20 @@ impl Arena {
             self.forget_hits(stretch);
             self.blocks.free(stretch);
             self.chunks_may_be_idle |= self.blocks.is_idle(stretch.first);
-        } else if changed.set != old {
-            self.blocks.change_set(stretch, changed.set);
-        } else if changed.old.is_some() {
-            self.blocks.set_changed(stretch);
+        } else {
+            self.follow(stretch, old, changed, None);
         }
         changed.old
+    }
+
+    /// Has the blocks of a stretch, in use with the set `old` before and after, follow a change of it to `mask`.
+    #[inline(always)]
+    fn follow(&mut self, stretch: Stretch, old: SetId, changed: Changed, mask: Option<u32>) {
+        if changed.set != old {
+            self.blocks.change_set(stretch, changed.set);
+        } else if changed.old != mask {
+            self.blocks.changed_in_place(stretch);
+        }
     }
 
     /// Whether any worker holds a block with this set; placements waiting for clean-up do not count.

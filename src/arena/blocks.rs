@@ -277,9 +277,9 @@ impl Blocks {
         chunk.mend_edges(from, to);
     }
 
-    /// Tells the blocks of a stretch, all that have its set, that this has been changed where it stands.
+    /// Forgets what was listed of the set of a stretch's blocks, all that have it, as it has been changed where it stands.
     #[inline]
-    pub(crate) fn set_changed(&mut self, stretch: Stretch) {
+    pub(crate) fn changed_in_place(&mut self, stretch: Stretch) {
         let from = stretch.first.slot();
         self.chunk_mut(stretch.first).forget_departures(from, from + stretch.blocks);
     }
