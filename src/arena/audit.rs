@@ -12,7 +12,7 @@ use super::ids::{SetId, Tier};
 
 impl Arena {
     pub(super) fn audit(&self) -> Result<(), String> {
-        self.blocks.audit(|set| self.sets.entries(set))?;
+        self.blocks.audit(&self.sets)?;
         self.table.audit(&self.blocks).map_err(|error| format!("I1: {error}"))?;
         self.sets.audit().map_err(|error| format!("I4: {error}"))?;
         self.workers.audit().map_err(|error| format!("I7: {error}"))?;

@@ -39,7 +39,7 @@ use super::chunk::{Chunk, Tokens};
 use super::fetch::fetch;
 use super::ids::{BlockId, SetId};
 use super::lane::Lane;
-use super::sets::Entry;
+use super::sets::Sets;
 
 /// Slots of a chunk: one container of a roaring bitmap.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
@@ -522,7 +522,7 @@ impl Blocks {
     }
 
     /// Checks the columns and bitmaps of each chunk against each other.
-    pub(super) fn audit<'e>(&self, entries: impl Fn(SetId) -> &'e [Entry]) -> Result<(), String> {
+    pub(super) fn audit(&self, sets: &Sets) -> Result<(), String> {
         let (mut live, mut remembered) = (0, 0);
         for (number, chunk) in
             self.chunks.iter().enumerate().filter_map(|(number, chunk)| Some((number, chunk.as_ref()?)))
@@ -539,7 +539,7 @@ impl Blocks {
             if counted != (chunk.live, chunk.remembered) {
                 return Err(format!("I2: chunk {number} counts its slots wrong: {counted:?}"));
             }
-            if let Some(slot) = chunk.audit_departures(&entries) {
+            if let Some(slot) = chunk.audit_departures(sets) {
                 let block = BlockId::new(number, slot);
                 return Err(format!("I9: others depart in the section of {block:?} than are listed"));
             }

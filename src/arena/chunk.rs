@@ -101,7 +101,7 @@ impl Chunk {
         CHUNK_SLOTS * (size_of::<[u8; 8]>() + size_of::<SetId>())
             + WORDS * (size_of::<Marks>() + 2 * 8)
             + tokens
-            + self.departure_bytes()
+            + self.sections.bytes()
     }
 
     /// Writes the tokens of `blocks` blocks from `slot` on, which are in use.

@@ -22,7 +22,7 @@ use super::bits;
 use super::blocks::CHUNK_SLOTS;
 use super::chunk::Chunk;
 use super::ids::{SetId, WorkerId};
-use super::sets::Entry;
+use super::sets::{Entry, Sets};
 
 /// Slots of a section. More make a list longer than is made anew when one of them changes, fewer
 /// make a scan ask more often.
@@ -100,7 +100,7 @@ enum Edge {
 pub(super) struct Sections(OnceLock<Box<[OnceLock<Box<Departures>>; SECTIONS]>>);
 
 impl Sections {
-    fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         let Some(sections) = self.0.get() else { return 0 };
         let lists = sections.iter().filter_map(OnceLock::get);
         let bytes = |list: &Departures| size_of::<Departures>() + size_of_val(&*list.listed);
@@ -112,13 +112,7 @@ impl Chunk {
     /// The leg from slot `from` to at most `to`, and the end of the section in which it meets an edge; an
     /// arrival ends it if `arrivals` says so.
     #[inline]
-    pub(super) fn leg<'e>(
-        &self,
-        from: usize,
-        to: usize,
-        arrivals: bool,
-        entries: impl Fn(SetId) -> &'e [Entry],
-    ) -> Leg<'_> {
+    pub(super) fn leg(&self, from: usize, to: usize, arrivals: bool, sets: &Sets) -> Leg<'_> {
         let edge = bits::next(from, to, |word| self.marks[word].edge);
         if edge == to {
             return Leg { departures: &[], to, stop: Stop::End, until: to };
@@ -126,7 +120,7 @@ impl Chunk {
         let section = edge / SECTION_SLOTS;
         let to = to.min((section + 1) * SECTION_SLOTS);
         let known = self.sections.0.get().and_then(|sections| sections[section].get()).map(Box::as_ref);
-        match known.or_else(|| self.list(section, edge, to, entries)) {
+        match known.or_else(|| self.list(section, edge, to, sets)) {
             Some(departures) => departures.leg(section, from, to, arrivals),
             None => Leg { departures: &[], to: edge, stop: Stop::Weigh, until: to },
         }
@@ -134,13 +128,7 @@ impl Chunk {
 
     /// Lists the departures of a section if it has edges enough in `from..to`.
     #[inline(never)]
-    fn list<'e>(
-        &self,
-        section: usize,
-        from: usize,
-        to: usize,
-        entries: impl Fn(SetId) -> &'e [Entry],
-    ) -> Option<&Departures> {
+    fn list(&self, section: usize, from: usize, to: usize, sets: &Sets) -> Option<&Departures> {
         let edges = |from, to| bits::count_range(from, to, |word| self.marks[word].edge);
         let met = edges(from, to);
         let first = section * SECTION_SLOTS;
@@ -148,7 +136,7 @@ impl Chunk {
             return None;
         }
         // Two that made it at once have made the same.
-        let listed = Box::new(Departures::of(self, section, entries));
+        let listed = Box::new(Departures::of(self, section, sets));
         let sections = self.sections.0.get_or_init(|| Box::new([const { OnceLock::new() }; SECTIONS]));
         Some(sections[section].get_or_init(|| listed))
     }
@@ -172,15 +160,10 @@ impl Chunk {
         }
     }
 
-    /// Bytes of its lists.
-    pub(super) fn departure_bytes(&self) -> usize {
-        self.sections.bytes()
-    }
-
     /// The first slot of a section whose list is another than would be made now.
-    pub(super) fn audit_departures<'e>(&self, entries: impl Fn(SetId) -> &'e [Entry]) -> Option<usize> {
+    pub(super) fn audit_departures(&self, sets: &Sets) -> Option<usize> {
         let differs = |(section, list): (usize, &OnceLock<Box<Departures>>)| {
-            list.get().is_some_and(|list| **list != Departures::of(self, section, &entries))
+            list.get().is_some_and(|list| **list != Departures::of(self, section, sets))
         };
         let section = self.sections.0.get()?.iter().enumerate().position(differs)?;
         Some(section * SECTION_SLOTS)
@@ -188,14 +171,14 @@ impl Chunk {
 }
 
 impl Departures {
-    fn of<'e>(chunk: &Chunk, section: usize, entries: impl Fn(SetId) -> &'e [Entry]) -> Departures {
+    fn of(chunk: &Chunk, section: usize, sets: &Sets) -> Departures {
         let first = section * SECTION_SLOTS;
         let mut listed = Vec::with_capacity(SECTION_SLOTS);
         let (mut weigh, mut arrivals) = (SectionBits::default(), SectionBits::default());
         // The set before an edge is the one after the last.
-        let mut before = entries(first.checked_sub(1).map_or(SetId::EMPTY, |before| chunk.sets[before]));
+        let mut before = sets.entries(first.checked_sub(1).map_or(SetId::EMPTY, |before| chunk.sets[before]));
         for slot in bits::ones(first, first + SECTION_SLOTS, |word| chunk.marks[word].edge) {
-            let after = entries(chunk.sets[slot]);
+            let after = sets.entries(chunk.sets[slot]);
             let edge = list_edge(before, after, slot, &mut listed);
             before = after;
             let bits = match edge {
@@ -299,7 +282,7 @@ mod tests {
 
     use super::super::ids::Tier;
     use super::super::mix::Mix;
-    use super::super::sets::{Holder, Sets};
+    use super::super::sets::Holder;
     use super::*;
 
     /// A chunk, the sets that its slots have, and who holds them at HBM without components.
@@ -342,7 +325,7 @@ mod tests {
             let mut told: Vec<Told> = Vec::new();
             let (mut at, to) = (self.first + from, self.first + to);
             while at < to {
-                let leg = self.chunk.leg(at, to, arrivals, |set| self.sets.entries(set));
+                let leg = self.chunk.leg(at, to, arrivals, &self.sets);
                 for departures in leg.departures.chunk_by(|left, right| left.slot == right.slot) {
                     let workers = departures.iter().map(|departure| departure.worker.0).collect();
                     told.push((departures[0].slot as usize - self.first, Some(workers)));

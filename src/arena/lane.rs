@@ -9,7 +9,7 @@ use super::blocks::CHUNK_SLOTS;
 use super::chunk::{Chunk, Tokens};
 use super::departures::Leg;
 use super::ids::{BlockId, SetId};
-use super::sets::Entry;
+use super::sets::Sets;
 
 /// Most slots of a lane. Its marks are searched whole before anything is compared, so a request
 /// that leaves every lane after its first block pays for all of it each time; one that
@@ -79,14 +79,8 @@ impl<'a> Lane<'a> {
 
     /// What departs from place `from` on, to at most place `to`; an arrival ends it if `arrivals` says so.
     #[inline]
-    pub(super) fn leg<'e>(
-        &self,
-        from: usize,
-        to: usize,
-        arrivals: bool,
-        entries: impl Fn(SetId) -> &'e [Entry],
-    ) -> Leg<'a> {
-        let leg = self.chunk.leg(self.slot + from, self.slot + to, arrivals, entries);
+    pub(super) fn leg(&self, from: usize, to: usize, arrivals: bool, sets: &Sets) -> Leg<'a> {
+        let leg = self.chunk.leg(self.slot + from, self.slot + to, arrivals, sets);
         Leg { to: leg.to - self.slot, until: leg.until - self.slot, ..leg }
     }
 

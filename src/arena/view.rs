@@ -237,7 +237,7 @@ impl ReadView {
     /// What departs along a lane from place `from` on, to at most place `to`; an arrival ends it if `arrivals` says so.
     #[inline]
     pub(crate) fn leg<'a>(&self, lane: &Lane<'a>, from: usize, to: usize, arrivals: bool) -> Leg<'a> {
-        lane.leg(from, to, arrivals, |set| self.entries(set))
+        lane.leg(from, to, arrivals, &self.arena.sets)
     }
 
     /// Whether anybody holds a block with this set.
