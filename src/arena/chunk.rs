@@ -144,6 +144,32 @@ impl Chunk {
         }
     }
 
+    /// The first edge and the first start of a stretch of the slots `from..to`, `to` if there is none; an edge
+    /// after the start counts as none before it.
+    #[inline(always)]
+    pub(super) fn next_edge_and_start(&self, from: usize, to: usize) -> (usize, usize) {
+        if from >= to {
+            return (to, to);
+        }
+        let mut number = from / 64;
+        let first = |bits: u64| bits & (!0 << (from % 64));
+        let (mut edges, mut starts) = (first(self.marks[number].edge), first(self.marks[number].start));
+        while edges | starts == 0 {
+            number += 1;
+            if number * 64 >= to {
+                return (to, to);
+            }
+            (edges, starts) = (self.marks[number].edge, self.marks[number].start);
+        }
+        // If there is no edge among these slots, this is behind their start.
+        let edge = number * 64 + edges.trailing_zeros() as usize;
+        let start = match starts {
+            0 => bits::next(number * 64 + 64, to, |word| self.marks[word].start),
+            _ => to.min(number * 64 + starts.trailing_zeros() as usize),
+        };
+        (edge.min(start), start)
+    }
+
     pub(super) fn clear_starts(&mut self, from: usize, to: usize) {
         for (word, mask) in bits::masks(from, to) {
             self.marks[word].start &= !mask;
@@ -182,5 +208,30 @@ impl Chunk {
         }
         let left = if slot == 0 { SetId::EMPTY } else { self.sets[slot - 1] };
         bits::put(&mut self.marks[slot / 64].edge, slot, self.sets[slot] != left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_edge_lies_before_the_next_start() {
+        let slots = [1, 2, 63, 64, 65, 127, 130, 191, 192, 300, CHUNK_SLOTS - 1];
+        for (edge, start) in slots.into_iter().flat_map(|edge| slots.map(|start| (edge, start))) {
+            let mut chunk = Chunk::new();
+            chunk.marks[edge / 64].edge = 1 << (edge % 64);
+            chunk.marks[start / 64].start = 1 << (start % 64);
+            for from in [1, 2, 64, 66, 128, 192, 193] {
+                for to in
+                    [from, from + 1, 192, 193, 300, 301, CHUNK_SLOTS].into_iter().filter(|to| *to >= from)
+                {
+                    let first = |slot| if (from..to).contains(&slot) { slot } else { to };
+                    let expected = (first(edge).min(first(start)), first(start));
+                    let found = chunk.next_edge_and_start(from, to);
+                    assert_eq!(found, expected, "of {from}..{to}, edge {edge}, start {start}");
+                }
+            }
+        }
     }
 }

@@ -69,7 +69,7 @@ pub use workers::{Label, Labels};
 
 pub(crate) use departures::{Departure, Leg, Stop};
 pub(crate) use ids::{BlockId, SetId};
-pub(crate) use lane::Lane;
+pub(crate) use lane::{Lane, Slots};
 pub(crate) use sets::Entry;
 pub(crate) use workers::FleetWord;
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use nohash_hasher::IntMap;
 
 use super::workers::Workers;
-use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, Leg, SetId, Tier, WorkerId};
+use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, Leg, SetId, Slots, Tier, WorkerId};
 
 /// The index at one moment.
 #[derive(Debug)]
@@ -236,8 +236,8 @@ impl ReadView {
 
     /// What departs along a lane from place `from` on, to at most place `to`; an arrival ends it if `arrivals` says so.
     #[inline]
-    pub(crate) fn leg<'a>(&self, lane: &Lane<'a>, from: usize, to: usize, arrivals: bool) -> Leg<'a> {
-        lane.leg(from, to, arrivals, &self.arena.sets)
+    pub(crate) fn leg<'a>(&self, slots: Slots<'a>, from: usize, to: usize, arrivals: bool) -> Leg<'a> {
+        slots.leg(from, to, arrivals, &self.arena.sets)
     }
 
     /// Whether anybody holds a block with this set.
@@ -301,16 +301,16 @@ mod tests {
 
     fn follow(index: &Index, before: i64, hash: i64) -> (Option<BlockId>, Option<BlockId>) {
         let view = index.read();
-        let lane = view.lane(before, 1).expect("held");
-        let next = view.follow(&lane, hash.to_le_bytes(), 9).or_else(|| view.lane(hash, 9));
+        let lane = || view.lane(before, 1).expect("held");
+        let next = view.follow(&lane(), hash.to_le_bytes(), 9).or_else(|| view.lane(hash, 9));
         if let Some(next) = next {
-            view.link(&lane, next.first(), false);
+            view.link(&lane(), next.first(), false);
         }
         assert!(
             next.is_none_or(|next| next.hashes()[0] == hash.to_le_bytes()),
             "another block than asked for"
         );
-        (next.map(|next| next.first()), lane.link())
+        (next.map(|next| next.first()), lane().link())
     }
 
     #[test]

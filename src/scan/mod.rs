@@ -188,7 +188,7 @@ fn walk_runs(
     let (mut place, mut from) = (0, lane.even());
     loop {
         let passed = Passed { place, at: position.at, tokens: position.tokens };
-        let Some(edge) = candidates.pass_edges(view, lane, from, equal, passed) else { break };
+        let Some(edge) = candidates.pass_edges(view, lane.slots(), from, equal, passed) else { break };
         pass(lane, place, edge, candidates, position);
         position.set = sets[edge - 1];
         (place, from) = (edge, edge + 1);
@@ -209,7 +209,7 @@ fn walk_runs(
 #[inline]
 fn pass(lane: &Lane<'_>, place: usize, to: usize, candidates: &Candidates, position: &mut Position) {
     if candidates.weigh_tokens() {
-        position.tokens += lane.tokens(place, to);
+        position.tokens += lane.slots().tokens(place, to);
     }
     position.at += to - place;
 }

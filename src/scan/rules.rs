@@ -22,7 +22,7 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Departure, Entry, FleetWord, Lane, ReadView, SetId, Stop, WorkerId};
+use crate::arena::{CacheSpec, Departure, Entry, FleetWord, ReadView, SetId, Slots, Stop, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
@@ -240,7 +240,7 @@ impl Candidates {
         self.step_words(view, entries, at, tokens)
     }
 
-    /// Passes the edges of `lane` from place `from` to before `to` up to the first at which sets are to be
+    /// Passes the edges of `slots` from place `from` to before `to` up to the first at which sets are to be
     /// weighed, or that settles the answer; returns that.
     ///
     /// What has been `passed` of it ends before `from`, and the place before `from` has been entered.
@@ -248,21 +248,21 @@ impl Candidates {
     pub(super) fn pass_edges(
         &mut self,
         view: &ReadView,
-        lane: &Lane<'_>,
+        slots: Slots<'_>,
         from: usize,
         to: usize,
         passed: Passed,
     ) -> Option<usize> {
         if self.needs_components || self.watches {
-            return self.pass_edges_one_by_one(view, lane, from, to, passed);
+            return self.pass_edges_one_by_one(view, slots, from, to, passed);
         }
         let start = passed.at - passed.place;
-        let first = (start as u32).wrapping_sub(lane.slot() as u32);
+        let first = (start as u32).wrapping_sub(slots.first() as u32);
         let (mut at, mut who) = (from, Who::Unknown);
         loop {
-            let leg = view.leg(lane, at, to, who != Who::NotAll);
+            let leg = view.leg(slots, at, to, who != Who::NotAll);
             if who == Who::Unknown && !leg.departures.is_empty() {
-                let all = self.aligned == view.entries(lane.sets()[at - 1]);
+                let all = self.aligned == view.entries(slots.set(at - 1));
                 who = if all { Who::All } else { Who::NotAll };
             }
             if who == Who::All {
@@ -273,7 +273,7 @@ impl Candidates {
             at = leg.to;
             if who == Who::All && (leg.stop != Stop::End || at == to) {
                 self.aligned.clear();
-                self.aligned.extend_from_slice(view.entries(lane.sets()[at - 1]));
+                self.aligned.extend_from_slice(view.entries(slots.set(at - 1)));
                 self.open = self.aligned.len();
             }
             match leg.stop {
@@ -282,10 +282,10 @@ impl Candidates {
                 Stop::Arrival => who = Who::NotAll,
                 Stop::Weigh => {
                     while at < leg.until {
-                        if !self.step_aligned(view.entries(lane.sets()[at]), start + at) || self.open == 0 {
+                        if !self.step_aligned(view.entries(slots.set(at)), start + at) || self.open == 0 {
                             return Some(at);
                         }
-                        at = lane.next_edge(at + 1, leg.until);
+                        at = slots.next_edge(at + 1, leg.until);
                     }
                     who = Who::Unknown;
                 }
@@ -324,21 +324,21 @@ impl Candidates {
     fn pass_edges_one_by_one(
         &mut self,
         view: &ReadView,
-        lane: &Lane<'_>,
+        slots: Slots<'_>,
         from: usize,
         to: usize,
         passed: Passed,
     ) -> Option<usize> {
         let (mut at, mut passed) = (from, passed);
         loop {
-            let leg = view.leg(lane, at, to, true);
+            let leg = view.leg(slots, at, to, true);
             for departure in leg.departures {
                 let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
                 let Some(place) = place_in(&self.words, number, |word| word.number) else { continue };
                 if self.words[place].growing >> bit & 1 == 1 {
-                    let edge = departure.slot as usize - lane.slot();
+                    let edge = departure.slot as usize - slots.first();
                     if self.needs_tokens {
-                        passed.tokens += lane.tokens(passed.place, edge);
+                        passed.tokens += slots.tokens(passed.place, edge);
                     }
                     passed.at += edge - passed.place;
                     passed.place = edge;
