@@ -10,7 +10,8 @@
 use smallvec::SmallVec;
 
 use super::Arena;
-use super::blocks::{CHUNK_SLOTS, Columns, Stretch};
+use super::blocks::{Columns, Stretch};
+use super::idle::Idle;
 use super::ids::{BlockId, Tier, WorkerId};
 use super::sets::Holder;
 use super::table::{Segments, TOGETHER};
@@ -75,8 +76,7 @@ impl Arena {
         let all: usize = self.blocks.idle_chunks().map(|(_, ghosts)| ghosts).sum();
         let known = self.blocks.live() + self.blocks.remembered();
         if self.swept > 0 || all * SWEPT_PER_GHOST > known {
-            let mut idle = vec![false; self.blocks.slots() / CHUNK_SLOTS];
-            self.blocks.idle_chunks().for_each(|(chunk, _)| idle[chunk.first.chunk()] = true);
+            let idle = Idle::new(self.blocks.idle_chunks().map(|(chunk, _)| chunk.first.chunk()));
             self.swept = self.table.sweep(self.swept, SWEPT_PER_STEP, &idle, &mut self.blocks).unwrap_or(0);
         } else {
             self.forget_ghosts(chunk, FORGOTTEN_PER_STEP);

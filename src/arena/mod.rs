@@ -44,6 +44,7 @@ mod clear;
 mod departures;
 mod fetch;
 mod hashes;
+mod idle;
 mod ids;
 mod lane;
 mod mix;

@@ -7,6 +7,7 @@
 use super::blocks::Blocks;
 use super::bucket::{BUCKET_IDS, Bucket, EMPTY_BUCKET, Places};
 use super::fetch::fetch;
+use super::idle::Idle;
 use super::ids::BlockId;
 use super::mix::Mix;
 
@@ -256,23 +257,28 @@ impl Segment {
         }
     }
 
+    /// Takes out the ghosts of idle chunks and has them forgotten.
     // Never, as what its caller keeps in registers would cost it those of its loop.
     #[inline(never)]
-    pub(super) fn sweep(&mut self, mix: Mix, idle: &[bool], blocks: &mut Blocks) {
+    pub(super) fn sweep(&mut self, mix: Mix, idle: &Idle, blocks: &mut Blocks) {
         let mut before = self.buckets.len().saturating_sub(1);
         for number in 0..self.buckets.len() {
-            let mut places = self.buckets[number].of_chunks(idle);
+            let mut places = self.buckets[number].of_chunks(idle.chunks());
+            // If nothing passed the bucket before, all that stand here are at home.
+            let astray = self.buckets[before].passed() > 0;
             while places != Places::NONE {
                 let (bucket, place) = (&mut self.buckets[number], places.first());
                 let block = BlockId(bucket.ids[place]);
+                places = places.without_first();
+                if idle.is_sparse() && !idle.contains(block.chunk()) {
+                    continue;
+                }
                 bucket.tags[place] = 0;
                 self.ids -= 1;
-                // If nothing passed the bucket before, all that stand here are at home.
-                if self.buckets[before].passed() > 0 {
+                if astray {
                     self.take_back(self.home(mix.mix(blocks.hash(block) as u64)), number);
                 }
                 blocks.forget(block);
-                places = places.without_first();
             }
             before = number;
         }

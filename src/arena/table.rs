@@ -28,6 +28,7 @@
 
 use super::blocks::Blocks;
 use super::hashes::PackedHashes;
+use super::idle::Idle;
 use super::ids::BlockId;
 use super::mix::Mix;
 use super::segment::{Candidate, Moved, Segment};
@@ -334,15 +335,15 @@ impl Table {
         segment.shrink(*mix, moved, blocks);
     }
 
-    /// Takes out the blocks of idle chunks, as a flag of each chunk says, and forgets their ghosts, from
-    /// place `from` on until `most` blocks have been looked at; gives the place to go on from, if any.
+    /// Takes out the blocks of idle chunks and forgets their ghosts, from place `from` on until `most` blocks
+    /// have been looked at; gives the place to go on from, if any.
     ///
     /// Places number the segments that there are once all parts are split.
     pub(crate) fn sweep(
         &mut self,
         from: usize,
         mut most: usize,
-        idle: &[bool],
+        idle: &Idle,
         blocks: &mut Blocks,
     ) -> Option<usize> {
         let is_small = self.is_small();
