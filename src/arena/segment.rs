@@ -43,19 +43,23 @@ impl Candidate {
     }
 }
 
-/// Ids on their way to other buckets, with room for one more that is not kept.
+/// Ids on their way to other buckets.
 ///
 /// First the ids of many buckets are gathered, then their hashes fetched, then the ids
 /// placed: the fetches miss the cache, and only without a branch between them do they overlap.
+#[derive(Debug, Default)]
+pub(super) struct Moved(Option<Box<Room>>);
+
+/// Room for ids of many buckets and their hashes, and for one more id that is not kept.
 #[derive(Debug)]
-pub(super) struct Moved {
+struct Room {
     blocks: [BlockId; RESIZED_TOGETHER * BUCKET_IDS + 1],
     hashes: [u64; RESIZED_TOGETHER * BUCKET_IDS],
 }
 
-impl Default for Moved {
+impl Default for Room {
     fn default() -> Self {
-        Moved {
+        Room {
             blocks: [BlockId(0); RESIZED_TOGETHER * BUCKET_IDS + 1],
             hashes: [0; RESIZED_TOGETHER * BUCKET_IDS],
         }
@@ -71,19 +75,20 @@ impl Moved {
         blocks: &Blocks,
         mut visit: impl FnMut(u64, BlockId),
     ) {
+        let room = &mut **self.0.get_or_insert_default();
         for buckets in from.buckets.chunks(RESIZED_TOGETHER) {
             let mut count = 0;
             for bucket in buckets {
                 for (id, tag) in bucket.ids.iter().zip(bucket.tags) {
-                    self.blocks[count] = BlockId(*id);
+                    room.blocks[count] = BlockId(*id);
                     count += usize::from(tag != 0);
                 }
             }
-            let from = &self.blocks[..count];
-            for (block, hash) in from.iter().zip(&mut self.hashes) {
+            let from = &room.blocks[..count];
+            for (block, hash) in from.iter().zip(&mut room.hashes) {
                 *hash = blocks.hash(*block) as u64;
             }
-            for (block, hash) in from.iter().zip(&self.hashes) {
+            for (block, hash) in from.iter().zip(&room.hashes) {
                 visit(mix.mix(*hash), *block);
             }
         }

@@ -169,7 +169,8 @@ pub(crate) struct Sets {
     heads: Vec<Option<Heads>>,
     /// Pages with room, perhaps more than once.
     roomy: Vec<usize>,
-    by_content: Box<[IntMap<u64, SetId>]>,
+    /// Made with the first set, and dropped with the last.
+    by_content: Vec<IntMap<u64, SetId>>,
     count: usize,
     changes: Changes,
     /// The stamp given last.
@@ -188,12 +189,11 @@ pub(crate) struct Changed {
 
 impl Sets {
     pub(crate) fn new(mix: Mix) -> Self {
-        let by_content = (0..MAPS).map(|_| IntMap::default()).collect();
         Sets {
             pages: Vec::new(),
             heads: Vec::new(),
             roomy: Vec::new(),
-            by_content,
+            by_content: Vec::new(),
             count: 0,
             changes: Changes::default(),
             stamp: Stamp::NONE,
@@ -373,6 +373,9 @@ impl Sets {
         if entries.is_empty() {
             return SetId::EMPTY;
         }
+        if self.by_content.is_empty() {
+            self.by_content.resize_with(MAPS, IntMap::default);
+        }
         let first = self.by_content[map_of(content)].get(&content).copied().unwrap_or(SetId::EMPTY);
         let mut id = first;
         while id != SetId::EMPTY {
@@ -436,6 +439,7 @@ impl Sets {
             self.pages = Vec::new();
             self.heads = Vec::new();
             self.roomy = Vec::new();
+            self.by_content = Vec::new();
         }
     }
 

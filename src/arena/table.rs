@@ -101,7 +101,7 @@ pub(crate) struct Table {
     segment_bits: u32,
     segment_ids: usize,
     mix: Mix,
-    moved: Box<Moved>,
+    moved: Moved,
 }
 
 fn empty(segments: usize) -> Box<[Segment]> {
@@ -119,7 +119,7 @@ impl Table {
             segment_bits,
             segment_ids,
             mix,
-            moved: Box::default(),
+            moved: Moved::default(),
         }
     }
 
@@ -371,6 +371,7 @@ impl Table {
     pub(crate) fn reset(&mut self) -> Segments {
         self.shift = 63 - self.segment_bits;
         self.left = 0;
+        self.moved = Moved::default();
         Segments {
             _segments: std::mem::replace(&mut self.segments, empty(1 << self.segment_bits)),
             _whole: std::mem::take(&mut self.whole),
