@@ -375,13 +375,19 @@ impl Candidates {
     }
 
     /// The step between any two sets.
-    #[inline(never)]
+    #[inline]
     fn step_words(&mut self, view: &ReadView, entered: &[Entry], at: usize, tokens: u64) -> bool {
         if entered.is_empty() && self.words.is_empty() {
             // Nobody holds the block, and nobody is watched.
             self.end_aligned(at);
             return false;
         }
+        self.weigh_words(view, entered, at, tokens)
+    }
+
+    /// The same where somebody holds the block or is watched.
+    #[inline(never)]
+    fn weigh_words(&mut self, view: &ReadView, entered: &[Entry], at: usize, tokens: u64) -> bool {
         self.words.extend(self.aligned.drain(..).map(|aligned| Word {
             number: aligned.word(),
             growing: aligned.bits,
