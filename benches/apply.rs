@@ -15,6 +15,11 @@ use sgl_kv_indexer::arena::{Index, Tier};
 use workload::base::Base;
 use workload::{Fleet, Kinds, PLAIN, Prepared, REPORT_HASHES, Seeded, report, settle, worker_name};
 
+/// The binaries' allocator: it backs the index with huge pages where the system lets it, the system's own does not.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 criterion_group! {
     name = benches;
     config = Criterion::default()

@@ -17,6 +17,11 @@ use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 use workload::base::Base;
 use workload::{Fleet, Kinds, PLAIN, SWA, Seeded, Workload, answer, at, branch, fill, report, settle};
 
+/// The binaries' allocator: it backs the index with huge pages where the system lets it, the system's own does not.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 criterion_group! {
     name = benches;
     config = Criterion::default()

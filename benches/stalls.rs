@@ -16,6 +16,11 @@ use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 
 use workload::{PLAIN, Prepared, REPORT_HASHES, Seeded, report, settle};
 
+/// The binaries' allocator: it backs the index with huge pages where the system lets it, the system's own does not.
+#[cfg(feature = "mimalloc")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Blocks that the table grows to unless an argument says otherwise.
 const BLOCKS: usize = 4_000_000;
 
