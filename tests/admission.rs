@@ -1,18 +1,19 @@
 //! Bounds, deadlines and permits, over real connections.
 //!
 //! Nothing here depends on how fast the machine is: all tasks of a test share one
-//! thread, permits are held by the test itself, and a deadline is either past
-//! when its headers are sent or waited for.
+//! thread, or one of several waits for a lock that the test holds; permits are held by
+//! the test itself, and a deadline is either past when its headers are sent or waited for.
 
 use std::future::IntoFuture;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use prost::Message;
-use sgl_kv_indexer::arena::Index;
+use sgl_kv_indexer::arena::{Batch, Index};
 use sgl_kv_indexer::limits::{HASHES_PER_CALL_MAX, MESSAGE_BYTES_MAX, STREAMS_PER_CONNECTION_MAX};
 use sgl_kv_indexer::pb;
 use sgl_kv_indexer::pb::kv_indexer_client::KvIndexerClient;
@@ -26,6 +27,9 @@ use tonic::transport::Channel;
 const PREFIX: &str = "MatchExternalKvPrefix";
 const APPLY: &str = "ApplyExternalKvBatch";
 
+/// After this a test is stuck; none comes near it.
+const STUCK: Duration = Duration::from_secs(120);
+
 /// A server with an empty index, on a port of its own.
 struct Running {
     address: SocketAddr,
@@ -36,10 +40,14 @@ struct Running {
 
 impl Running {
     async fn start(permits: usize) -> Self {
+        Running::start_with(permits, Arc::new(Index::new())).await
+    }
+
+    async fn start_with(permits: usize, index: Arc<Index>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("bound");
         let config = Config { prefix_queries_in_flight_max: permits, ..Config::default() };
-        let server = Server::new(config, Arc::new(Index::new()));
+        let server = Server::new(config, index);
         let admission = server.admission();
         let (stop, stopped) = oneshot::channel();
         let ended = tokio::spawn(server.serve(listener, async {
@@ -168,6 +176,41 @@ async fn a_burst_is_admitted_up_to_the_permits_and_the_rest_refused() {
     assert_eq!(server.admission.scans(), answered as u64);
     assert_eq!(server.admission.overloaded(), refused as u64);
     assert!(server.admission.admit().is_ok(), "permits come back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn queries_on_several_threads_share_the_permits() {
+    // One that is scanned by the call's own thread, and one that is handed to another.
+    for hashes in [3, 100_000] {
+        let held = tokio::time::timeout(STUCK, share_a_permit(hashes)).await;
+        assert!(held.is_ok(), "a query of {hashes} hashes waits for the lock without a permit");
+    }
+}
+
+/// Has a query wait for the lock with the only permit, while another one comes.
+async fn share_a_permit(hashes: usize) {
+    let index = Arc::new(Index::new());
+    let server = Running::start_with(1, Arc::clone(&index)).await;
+    let (mut first, mut second) = (server.client().await, server.client().await);
+    let ((locked, is_locked), (release, released)) = (oneshot::channel(), std::sync::mpsc::channel());
+    let writer = std::thread::spawn(move || {
+        let batch = Batch { worker_id: "w", worker_address: "", cache_spec: None, seq: 0, actions: &[] };
+        let hold = || locked.send(()).is_ok() && released.recv().is_ok();
+        index.apply_if(&batch, hold).expect("a good batch");
+    });
+    is_locked.await.expect("the writer");
+    let waiting = tokio::spawn(async move { first.match_external_kv_prefix(query(hashes)).await });
+    while server.admission.running() == 0 {
+        tokio::task::yield_now().await;
+    }
+    let refused = second.match_external_kv_prefix(query(hashes)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(!waiting.is_finished(), "the lock is held");
+    release.send(()).expect("the writer");
+    writer.join().expect("no panic");
+    assert_eq!(waiting.await.expect("no panic").expect("an answer").into_inner().blocks_read, 1);
+    assert!(second.match_external_kv_prefix(query(hashes)).await.is_ok(), "the permit came back");
+    assert_eq!((server.admission.overloaded(), server.admission.scans()), (1, 2));
 }
 
 #[tokio::test]
