@@ -25,6 +25,10 @@ const BLOCKS: u32 = 30;
 /// Blocks of other chains that are stored before it, so that it lies across two sections.
 const FILLER: u32 = 240;
 
+/// A chain beside it, so long that a clear of a worker that holds it is not carried out at once: what the worker
+/// held of the ragged chain is still in the sets then, and belongs to nobody.
+const ASIDE: std::ops::Range<u32> = 1_000..2_100;
+
 const FULL: u32 = CacheSpec::FULL;
 const SWA: u32 = CacheSpec::FULL | CacheSpec::SWA;
 const MAMBA: u32 = CacheSpec::FULL | CacheSpec::MAMBA;
@@ -73,6 +77,8 @@ enum Turn {
     ReportAt(Tier),
     Revoke,
     Clear,
+    /// Reports [`ASIDE`], whatever the two places.
+    ReportAside,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +95,8 @@ fn moves() -> impl Strategy<Value = Move> {
         3 => select(&[0, FULL, SWA, MAMBA, SWA | MAMBA]).prop_map(Turn::ReportMasked),
         1 => Just(Turn::ReportAt(Tier::Dram)),
         8 => Just(Turn::Revoke),
-        1 => Just(Turn::Clear),
+        2 => Just(Turn::Clear),
+        1 => Just(Turn::ReportAside),
     ];
     // Mostly from the head or to the end, as chains grow and are evicted.
     let from = prop_oneof![2 => Just(0), 1 => 0..BLOCKS];
@@ -106,6 +113,7 @@ fn chain(from: u32, to: u32) -> Vec<i64> {
 
 fn apply(pair: &mut Pair, fleet: Fleet, change: Move) -> Checked {
     let Move { worker, turn, from, to } = change;
+    let (from, to) = if let Turn::ReportAside = turn { (ASIDE.start, ASIDE.end) } else { (from, to) };
     let hashes = chain(from, to);
     let report = |tier, mask: Option<u32>| OwnedAction::Report {
         tier,
@@ -114,7 +122,7 @@ fn apply(pair: &mut Pair, fleet: Fleet, change: Move) -> Checked {
         tokens: vec![16; hashes.len()],
     };
     let action = match turn {
-        Turn::Report => report(Tier::Hbm, None),
+        Turn::Report | Turn::ReportAside => report(Tier::Hbm, None),
         Turn::ReportMasked(mask) => report(Tier::Hbm, Some(mask)),
         Turn::ReportAt(tier) => report(tier, None),
         Turn::Revoke => OwnedAction::Revoke { tier: Tier::Hbm, hashes: hashes.clone() },
@@ -164,6 +172,7 @@ proptest! {
         fleet in select(&Fleet::ALL),
         ends in vec(1..=BLOCKS, HOLDERS.len()),
         moves in vec(moves(), 1..40),
+        clears_wait in any::<bool>(),
     ) {
         let mut pair = Pair::default();
         let report = |worker, from, to| Move { worker, turn: Turn::Report, from, to };
@@ -171,7 +180,9 @@ proptest! {
         let arrivals = (0..WORKERS).map(|worker| report(worker, BLOCKS, BLOCKS + 1));
         let arrivals = arrivals.chain([report(0, BLOCKS + 1, BLOCKS + FILLER)]);
         let starts = HOLDERS.into_iter().zip(ends).map(|(worker, to)| report(worker, 0, to));
-        let checked = arrivals.chain(starts).try_for_each(|start| apply(&mut pair, fleet, start)).and_then(|()| {
+        let aside = |worker| Move { worker, turn: Turn::ReportAside, from: 0, to: 0 };
+        let asides = HOLDERS.into_iter().filter(|_| clears_wait).map(aside);
+        let checked = arrivals.chain(starts).chain(asides).try_for_each(|start| apply(&mut pair, fleet, start)).and_then(|()| {
             moves.into_iter().try_for_each(|change| {
                 check(&mut pair)?;
                 apply(&mut pair, fleet, change)?;
