@@ -329,23 +329,33 @@ impl Candidates {
         to: usize,
         passed: Passed,
     ) -> Option<usize> {
+        let start = passed.at - passed.place;
         let (mut at, mut passed) = (from, passed);
         loop {
             let leg = view.leg(slots, at, to, true);
             for departure in leg.departures {
                 let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
                 let Some(place) = place_in(&self.words, number, |word| word.number) else { continue };
-                if self.words[place].growing >> bit & 1 == 1 {
-                    let edge = departure.slot as usize - slots.first();
+                let word = &mut self.words[place];
+                if word.growing >> bit & 1 == 0 {
+                    continue;
+                }
+                let edge = departure.slot as usize - slots.first();
+                let whole = good_at_head(&view.fleet()[number], word);
+                word.growing ^= 1 << bit;
+                self.open -= usize::from(word.growing | word.watched & !word.failed == 0);
+                if whole >> bit & 1 == 1 {
+                    self.ranking.add(departure.worker, (start + edge) as u32);
+                } else {
                     if self.needs_tokens {
                         passed.tokens += slots.tokens(passed.place, edge);
                     }
-                    passed.at += edge - passed.place;
+                    passed.at = start + edge;
                     passed.place = edge;
                     self.depart(view, place, bit, passed);
-                    if self.open == 0 {
-                        return Some(passed.place);
-                    }
+                }
+                if self.open == 0 {
+                    return Some(edge);
                 }
             }
             at = leg.to;
@@ -355,23 +365,17 @@ impl Candidates {
         }
     }
 
-    /// Ends the prefix of one worker, that of a bit of a word, which holds nothing from here on: as
-    /// [`Candidates::step_word`] would, as nothing changes for the others.
-    #[inline]
+    /// Ends the prefix of one worker, that of a bit of a word, whose boundary depends on tokens or lies before.
+    #[inline(never)]
     fn depart(&mut self, view: &ReadView, place: usize, bit: u32, passed: Passed) {
         let word = self.words[place];
-        let gone = 1 << bit;
         let fleet = &view.fleet()[word.number];
-        let by_boundary = gone & (fleet.swa | fleet.mamba);
-        let had = by_boundary & has_all(fleet, word.swa, word.mamba);
-        if by_boundary == 0 || self.good(view, place, had, passed.tokens) != 0 {
+        let had = 1 << bit & has_all(fleet, word.swa, word.mamba);
+        if self.good(view, place, had, passed.tokens) != 0 {
             self.ranking.add(worker(word.number, bit), passed.at as u32);
         } else if let best @ 1.. = self.boundaries[place * 64 + bit as usize].best {
             self.ranking.add(worker(word.number, bit), best);
         }
-        let word = &mut self.words[place];
-        word.growing &= !gone;
-        self.open -= usize::from(word.growing | word.watched & !word.failed == 0);
     }
 
     /// The step between any two sets.
@@ -570,6 +574,13 @@ impl Candidates {
             self.ranking.sort();
         }
     }
+}
+
+/// For which workers a boundary is good, wherever it is: if they need components, they have all at the last
+/// block, and an SWA run that starts at the prompt's head.
+#[inline]
+fn good_at_head(fleet: &FleetWord, word: &Word) -> u64 {
+    !(fleet.swa | fleet.mamba) | has_all(fleet, word.swa, word.mamba) & (!fleet.swa | word.at_head)
 }
 
 /// Workers that have each of the components that they need.

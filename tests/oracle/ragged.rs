@@ -164,6 +164,25 @@ fn a_scan_stops_where_the_last_candidate_departs() {
     }
 }
 
+#[test]
+fn a_sliding_window_counts_from_where_its_run_starts() {
+    // Windows are four blocks long: of runs that begin within the prompt, some are shorter at the worker's end.
+    for fleet in [Fleet([SWA; 4]), Fleet([0, FULL, SWA, MAMBA])] {
+        for blocks in 1..7 {
+            let mut pair = Pair::default();
+            let turn = |worker, turn, to| Move { worker, turn, from: 0, to };
+            let turns = (1..9).flat_map(|worker| {
+                let end: u32 = 3 * worker;
+                let without = end.saturating_sub(blocks).max(1);
+                [turn(worker, Turn::Report, end), turn(worker, Turn::ReportMasked(FULL), without)]
+            });
+            let applied: Checked = turns.into_iter().try_for_each(|change| apply(&mut pair, fleet, change));
+            let checked = applied.and_then(|()| check(&mut pair));
+            assert_eq!(checked, Ok(()), "{fleet:?}, {blocks} blocks with a window");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(cases(30))]
 
