@@ -22,10 +22,14 @@
 //! gap, fails closed. Only a plain worker with such placements anywhere can: the
 //! fleet's `masked` bits say who is to be watched beyond the end of its prefix.
 
-use crate::arena::{CacheSpec, Departure, Entry, FleetWord, ReadView, SetId, Slots, Stop, WorkerId};
+mod edges;
+
+use crate::arena::{CacheSpec, Entry, FleetWord, ReadView, SetId, WorkerId};
 
 use super::PrefixMatch;
 use super::ranking::Ranking;
+
+pub(super) use edges::Passed;
 
 /// Words that an aligned step can note as bits: 4,096 workers.
 const ALIGNED_WORDS_MAX: usize = u64::BITS as usize;
@@ -87,25 +91,6 @@ struct Boundary {
     best: u32,
 }
 
-/// How far a lane has been passed.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Passed {
-    /// Up to this place of it.
-    pub(super) place: usize,
-    /// The same as a position of the request, and the tokens before it.
-    pub(super) at: usize,
-    pub(super) tokens: u64,
-}
-
-/// Who of a set's holders are candidates, where it is known.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Who {
-    Unknown,
-    All,
-    /// Whoever departs has to be looked for.
-    NotAll,
-}
-
 /// Everybody whose prefix is being measured.
 #[derive(Debug, Default)]
 pub(super) struct Candidates {
@@ -119,6 +104,8 @@ pub(super) struct Candidates {
     needs_components: bool,
     needs_tokens: bool,
     any_failed: bool,
+    /// Whether any boundary lay before the end of its prefix, so that matches are out of order.
+    any_behind: bool,
     /// Whether any plain candidate may fail closed.
     watches: bool,
     /// Number of words with anybody whose answer is open.
@@ -163,6 +150,7 @@ impl Candidates {
         self.needs_components = false;
         self.needs_tokens = false;
         self.any_failed = false;
+        self.any_behind = false;
         self.watches = false;
         self.open = 0;
     }
@@ -238,144 +226,6 @@ impl Candidates {
             return self.open > 0;
         }
         self.step_words(view, entries, at, tokens)
-    }
-
-    /// Passes the edges of `slots` from place `from` to before `to` up to the first at which sets are to be
-    /// weighed, or that settles the answer; returns that.
-    ///
-    /// What has been `passed` of it ends before `from`, and the place before `from` has been entered.
-    #[inline(never)]
-    pub(super) fn pass_edges(
-        &mut self,
-        view: &ReadView,
-        slots: Slots<'_>,
-        from: usize,
-        to: usize,
-        passed: Passed,
-    ) -> Option<usize> {
-        if self.needs_components || self.watches {
-            return self.pass_edges_one_by_one(view, slots, from, to, passed);
-        }
-        let start = passed.at - passed.place;
-        let first = (start as u32).wrapping_sub(slots.first() as u32);
-        let (mut at, mut who) = (from, Who::Unknown);
-        loop {
-            let leg = view.leg(slots, at, to, who != Who::NotAll);
-            if who == Who::Unknown && !leg.departures.is_empty() {
-                let all = self.aligned == view.entries(slots.set(at - 1));
-                who = if all { Who::All } else { Who::NotAll };
-            }
-            if who == Who::All {
-                self.ranking.add_all(leg.departures, first);
-            } else if let Some(last) = self.depart_some(leg.departures, first) {
-                return Some(last as usize - start);
-            }
-            at = leg.to;
-            if who == Who::All && (leg.stop != Stop::End || at == to) {
-                self.aligned.clear();
-                self.aligned.extend_from_slice(view.entries(slots.set(at - 1)));
-                self.open = self.aligned.len();
-            }
-            match leg.stop {
-                Stop::End if at == to => return None,
-                Stop::End => {}
-                Stop::Arrival => who = Who::NotAll,
-                Stop::Weigh => {
-                    while at < leg.until {
-                        if !self.step_aligned(view.entries(slots.set(at)), start + at) || self.open == 0 {
-                            return Some(at);
-                        }
-                        at = slots.next_edge(at + 1, leg.until);
-                    }
-                    who = Who::Unknown;
-                }
-            }
-        }
-    }
-
-    /// Ends the prefixes of those who depart and are candidates of whom only the length is asked; the blocks
-    /// of a match are `first` more than the slot. Gives the last one's if nobody is left.
-    #[inline(never)]
-    fn depart_some(&mut self, departures: &[Departure], first: u32) -> Option<u32> {
-        for departure in departures {
-            let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
-            let growing = match place_in(&self.aligned, number, |aligned| aligned.word()) {
-                Some(place) => &mut self.aligned[place].bits,
-                None => match place_in(&self.words, number, |word| word.number) {
-                    Some(place) => &mut self.words[place].growing,
-                    None => continue,
-                },
-            };
-            if *growing >> bit & 1 == 0 {
-                continue;
-            }
-            *growing ^= 1 << bit;
-            self.open -= usize::from(*growing == 0);
-            let blocks = departure.slot.wrapping_add(first);
-            self.ranking.add(departure.worker, blocks);
-            if self.open == 0 {
-                return Some(blocks);
-            }
-        }
-        None
-    }
-
-    /// The same as [`Candidates::pass_edges`] where a departure has to be weighed as the rules say.
-    fn pass_edges_one_by_one(
-        &mut self,
-        view: &ReadView,
-        slots: Slots<'_>,
-        from: usize,
-        to: usize,
-        passed: Passed,
-    ) -> Option<usize> {
-        let start = passed.at - passed.place;
-        let (mut at, mut passed) = (from, passed);
-        loop {
-            let leg = view.leg(slots, at, to, true);
-            for departure in leg.departures {
-                let (number, bit) = (departure.worker.index() / 64, departure.worker.0 % 64);
-                let Some(place) = place_in(&self.words, number, |word| word.number) else { continue };
-                let word = &mut self.words[place];
-                if word.growing >> bit & 1 == 0 {
-                    continue;
-                }
-                let edge = departure.slot as usize - slots.first();
-                let whole = good_at_head(&view.fleet()[number], word);
-                word.growing ^= 1 << bit;
-                self.open -= usize::from(word.growing | word.watched & !word.failed == 0);
-                if whole >> bit & 1 == 1 {
-                    self.ranking.add(departure.worker, (start + edge) as u32);
-                } else {
-                    if self.needs_tokens {
-                        passed.tokens += slots.tokens(passed.place, edge);
-                    }
-                    passed.at = start + edge;
-                    passed.place = edge;
-                    self.depart(view, place, bit, passed);
-                }
-                if self.open == 0 {
-                    return Some(edge);
-                }
-            }
-            at = leg.to;
-            if leg.stop != Stop::End || at == to {
-                return (leg.stop != Stop::End).then_some(at);
-            }
-        }
-    }
-
-    /// Ends the prefix of one worker, that of a bit of a word, whose boundary depends on tokens or lies before.
-    #[inline(never)]
-    fn depart(&mut self, view: &ReadView, place: usize, bit: u32, passed: Passed) {
-        let word = self.words[place];
-        let fleet = &view.fleet()[word.number];
-        let had = 1 << bit & has_all(fleet, word.swa, word.mamba);
-        if self.good(view, place, had, passed.tokens) != 0 {
-            self.ranking.add(worker(word.number, bit), passed.at as u32);
-        } else if let best @ 1.. = self.boundaries[place * 64 + bit as usize].best {
-            self.ranking.add(worker(word.number, bit), best);
-        }
     }
 
     /// The step between any two sets.
@@ -550,6 +400,7 @@ impl Candidates {
             self.ranking.add_word(worker(number, 0), workers, at as u32);
             return;
         }
+        self.any_behind = true;
         for bit in bits_down(workers) {
             let ends_here = whole >> bit & 1 == 1;
             let blocks = if ends_here { at as u32 } else { self.boundaries[place * 64 + bit as usize].best };
@@ -570,17 +421,10 @@ impl Candidates {
                 word.is_ok_and(|place| words[place].failed >> (worker.0 % 64) & 1 == 1)
             });
         }
-        if self.needs_components {
+        if self.any_behind {
             self.ranking.sort();
         }
     }
-}
-
-/// For which workers a boundary is good, wherever it is: if they need components, they have all at the last
-/// block, and an SWA run that starts at the prompt's head.
-#[inline]
-fn good_at_head(fleet: &FleetWord, word: &Word) -> u64 {
-    !(fleet.swa | fleet.mamba) | has_all(fleet, word.swa, word.mamba) & (!fleet.swa | word.at_head)
 }
 
 /// Workers that have each of the components that they need.

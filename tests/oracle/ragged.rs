@@ -144,21 +144,32 @@ fn check(pair: &mut Pair) -> Checked {
     pair.audit()
 }
 
+/// So many workers arrive with a block that is not of the chain, so that holders have the ids meant for them.
+fn arrivals(workers: u32) -> impl Iterator<Item = Move> {
+    (0..workers).map(|worker| Move { worker, turn: Turn::Report, from: BLOCKS, to: BLOCKS + 1 })
+}
+
 #[test]
 fn a_scan_stops_where_the_last_candidate_departs() {
-    for fleet in [Fleet([0; 4]), Fleet([FULL; 4]), Fleet([SWA; 4])] {
+    let fleets = [Fleet([0; 4]), Fleet([FULL; 4]), Fleet([SWA; 4])];
+    // In one word, and in six, of which one after another is left by its last; with one more that lacks the head,
+    // so that it is no candidate, and stays.
+    let shapes = [(1, true), (1, false), (40, true), (40, false)];
+    for (fleet, (apart, one_stays)) in fleets.into_iter().flat_map(|fleet| shapes.map(|shape| (fleet, shape)))
+    {
         let mut pair = Pair::default();
         let report = |worker, from, to| Move { worker, turn: Turn::Report, from, to };
-        // The last worker lacks the head, so it is no candidate, and stays.
-        let reports = (1..9).map(|worker| report(worker, 0, 3 * worker)).chain([report(9, 1, BLOCKS)]);
-        let applied: Checked = reports.into_iter().try_for_each(|change| apply(&mut pair, fleet, change));
+        let stays = one_stays.then(|| report(9 * apart, 1, BLOCKS));
+        let reports = (1..9).map(|worker| report(worker * apart, 0, 3 * worker)).chain(stays);
+        let applied: Checked =
+            arrivals(9 * apart + 1).chain(reports).try_for_each(|change| apply(&mut pair, fleet, change));
         assert_eq!(applied, Ok(()));
         let packed = PackedHashes::pack(&chain(0, BLOCKS));
         let packed = PackedHashes::new(&packed).expect("whole hashes");
         let mut scratch = PrefixScratch::default();
         for _ in 0..3 {
             let read = prefix(&pair.index.read(), packed, &mut scratch);
-            assert_eq!((read, scratch.matches().len()), (3 * 8 + 1, 8), "{fleet:?}");
+            assert_eq!((read, scratch.matches().len()), (3 * 8 + 1, 8), "{fleet:?}, {apart} apart");
         }
         assert_eq!(check(&mut pair), Ok(()));
     }
@@ -195,9 +206,7 @@ proptest! {
     ) {
         let mut pair = Pair::default();
         let report = |worker, from, to| Move { worker, turn: Turn::Report, from, to };
-        // All arrive with a block that is not of the chain, so that holders have the ids meant for them.
-        let arrivals = (0..WORKERS).map(|worker| report(worker, BLOCKS, BLOCKS + 1));
-        let arrivals = arrivals.chain([report(0, BLOCKS + 1, BLOCKS + FILLER)]);
+        let arrivals = arrivals(WORKERS).chain([report(0, BLOCKS + 1, BLOCKS + FILLER)]);
         let starts = HOLDERS.into_iter().zip(ends).map(|(worker, to)| report(worker, 0, to));
         let aside = |worker| Move { worker, turn: Turn::ReportAside, from: 0, to: 0 };
         let asides = HOLDERS.into_iter().filter(|_| clears_wait).map(aside);
