@@ -2,8 +2,8 @@
 //!
 //! An apply is atomic and a query sees one state, so one read-write lock guards
 //! the whole arena. It is synchronous because everything under it is short: the
-//! longest scan and most of the largest applies take low milliseconds, one whose
-//! blocks all lie apart about ten in an index of a million (`benches/stalls.rs`).
+//! longest scan and the largest applies take low milliseconds, also where their
+//! blocks lie all over an index of millions (`benches/stalls.rs`).
 //! Nothing else may happen under it: no decoding or encoding of messages, no
 //! logging, no waiting, no freeing of columns. Guards are born and dropped in this
 //! file alone.
