@@ -7,6 +7,7 @@ use std::ops::Range;
 use wide::{u8x16, u32x4};
 
 use super::blocks::Blocks;
+use super::idle::Idle;
 use super::ids::BlockId;
 
 /// Ids in one bucket.
@@ -54,14 +55,26 @@ impl Bucket {
         Places(equal.to_bitmask() & ALL_PLACES)
     }
 
-    /// Places with an id of one of these chunks, four at a time, without a branch, as none could be foretold.
+    /// Places with an id of one of these chunks, without a branch, as none could be foretold: four at a time
+    /// where the chunks lie side by side, else each for itself.
     #[inline]
-    pub(super) fn of_chunks(&self, chunks: Range<u32>) -> Places {
+    pub(super) fn of_chunks(&self, chunks: &Idle) -> Places {
+        let places = match chunks.range() {
+            Some(range) => self.of_range(range),
+            None => {
+                let one = |id: u32| u32::from(chunks.contains(BlockId(id).chunk()));
+                self.ids.iter().enumerate().fold(0, |places, (place, id)| places | one(*id) << place)
+            }
+        };
+        Places(places & !self.places(0).0)
+    }
+
+    #[inline]
+    fn of_range(&self, chunks: Range<u32>) -> u32 {
         let (first, count) = (u32x4::splat(chunks.start), u32x4::splat(chunks.end - chunks.start));
         let (fours, _) = self.ids.as_chunks::<4>();
         let within = |ids: &[u32; 4]| ((u32x4::new(*ids) >> 16u32) - first).simd_lt(count).to_bitmask();
-        let set = |places, (four, ids)| places | within(ids) << (4 * four);
-        Places(fours.iter().enumerate().fold(0, set) & !self.places(0).0)
+        fours.iter().enumerate().fold(0, |places, (four, ids)| places | within(ids) << (4 * four))
     }
 
     /// The block here that has this tag and hash.

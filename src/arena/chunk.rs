@@ -144,8 +144,8 @@ impl Chunk {
         }
     }
 
-    /// The first edge and the first start of a stretch of the slots `from..to`, `to` if there is none; an edge
-    /// after the start counts as none before it.
+    /// The first start of a stretch of the slots `from..to`, else `to`, and before it the first edge before
+    /// that, else the same.
     #[inline(always)]
     pub(super) fn next_edge_and_start(&self, from: usize, to: usize) -> (usize, usize) {
         if from >= to {

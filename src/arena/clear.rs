@@ -57,6 +57,7 @@ impl Arena {
         } else if self.blocks.live() == 0 {
             self.swept = 0;
             self.chunks_may_be_idle = false;
+            self.sets.reset();
             Some(Released(self.blocks.release_all(), Some(self.table.reset())))
         } else {
             self.maintain_idle()
@@ -67,6 +68,7 @@ impl Arena {
     /// One step towards giving back chunks without blocks: their ghosts have to leave the table first.
     fn maintain_idle(&mut self) -> Option<Released> {
         let Some((chunk, ghosts)) = self.blocks.idle_chunks().min_by_key(|(_, ghosts)| *ghosts) else {
+            self.swept = 0;
             self.chunks_may_be_idle = false;
             return None;
         };

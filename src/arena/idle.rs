@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Some chunks, by number. Mostly they lie side by side, and then which they are is a range.
+/// Some chunks, by number.
 #[derive(Debug)]
 pub(super) struct Idle {
     first: usize,
@@ -27,21 +27,38 @@ impl Idle {
         Idle { first, flags, sparse }
     }
 
-    /// From the first of them to behind the last.
+    /// From the first of them to behind the last, if they lie side by side: a worker's chunks do that was
+    /// filled by itself, and all others' once a whole fleet is cleared.
     #[inline]
-    pub(super) fn chunks(&self) -> Range<u32> {
-        self.first as u32..(self.first + self.flags.len()) as u32
+    pub(super) fn range(&self) -> Option<Range<u32>> {
+        (!self.sparse).then(|| self.first as u32..(self.first + self.flags.len()) as u32)
     }
 
-    /// Whether there are others among [`Idle::chunks`].
-    #[inline]
-    pub(super) fn is_sparse(&self) -> bool {
-        self.sparse
-    }
-
-    /// Whether a chunk of [`Idle::chunks`] is one of them.
+    /// Whether a chunk is one of them.
     #[inline]
     pub(super) fn contains(&self, number: usize) -> bool {
-        self.flags[number - self.first]
+        self.flags.get(number.wrapping_sub(self.first)).copied().unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_those_given_and_a_range_where_none_is_missing() {
+        for (numbers, range) in [
+            (&[][..], Some(0..0)),
+            (&[0], Some(0..1)),
+            (&[7], Some(7..8)),
+            (&[3, 4, 5], Some(3..6)),
+            (&[3, 5], None),
+            (&[0, 1, 9], None),
+        ] {
+            let idle = Idle::new(numbers.iter().copied());
+            assert_eq!(idle.range(), range, "{numbers:?}");
+            let contained: Vec<usize> = (0..12).filter(|number| idle.contains(*number)).collect();
+            assert_eq!(contained, numbers);
+        }
     }
 }

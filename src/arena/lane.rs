@@ -69,15 +69,16 @@ pub(crate) struct Lane<'a> {
     blocks: usize,
     /// How many of them, from the first on, have one set.
     even: usize,
-    /// Where a chain went on that came to its end.
+    /// Where a chain went on that came to its end, as of when the lane was made.
     link: Option<BlockId>,
 }
 
 impl<'a> Lane<'a> {
-    /// The lane of at most `most` slots from `slot` of chunk `number` on; `None` if the slot is free.
+    /// The lane of at most `most` slots, one at least, from `slot` of chunk `number` on; `None` if the slot is free.
     // Always, as a lane that is returned through memory is waited for: 20 % of a conversation's scan.
     #[inline(always)]
     pub(super) fn new(chunk: &'a Chunk, number: usize, slot: usize, most: usize) -> Option<Self> {
+        debug_assert!(most > 0, "a lane has its first block");
         if chunk.sets[slot] == SetId::EMPTY {
             return None;
         }
@@ -131,7 +132,7 @@ impl<'a> Lane<'a> {
 
     /// Where a chain went on that came to the end of this lane, if that is remembered.
     ///
-    /// A hint: the block may hold another hash by now, or be gone with its chunk.
+    /// A hint, as of when the lane was made: the block may hold another hash by now, or be gone with its chunk.
     #[inline]
     pub(super) fn link(&self) -> Option<BlockId> {
         self.link

@@ -268,22 +268,19 @@ impl Segment {
     pub(super) fn sweep(&mut self, mix: Mix, idle: &Idle, blocks: &mut Blocks) {
         let mut before = self.buckets.len().saturating_sub(1);
         for number in 0..self.buckets.len() {
-            let mut places = self.buckets[number].of_chunks(idle.chunks());
+            let mut places = self.buckets[number].of_chunks(idle);
             // If nothing passed the bucket before, all that stand here are at home.
             let astray = self.buckets[before].passed() > 0;
             while places != Places::NONE {
                 let (bucket, place) = (&mut self.buckets[number], places.first());
                 let block = BlockId(bucket.ids[place]);
-                places = places.without_first();
-                if idle.is_sparse() && !idle.contains(block.chunk()) {
-                    continue;
-                }
                 bucket.tags[place] = 0;
                 self.ids -= 1;
                 if astray {
                     self.take_back(self.home(mix.mix(blocks.hash(block) as u64)), number);
                 }
                 blocks.forget(block);
+                places = places.without_first();
             }
             before = number;
         }

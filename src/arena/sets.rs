@@ -169,7 +169,7 @@ pub(crate) struct Sets {
     heads: Vec<Option<Heads>>,
     /// Pages with room, perhaps more than once.
     roomy: Vec<usize>,
-    /// Made with the first set, and dropped with the last.
+    /// Made with the first set.
     by_content: Vec<IntMap<u64, SetId>>,
     count: usize,
     changes: Changes,
@@ -439,6 +439,12 @@ impl Sets {
             self.pages = Vec::new();
             self.heads = Vec::new();
             self.roomy = Vec::new();
+        }
+    }
+
+    /// Gives back what is kept for sets to come, if there are none.
+    pub(crate) fn reset(&mut self) {
+        if self.count == 0 {
             self.by_content = Vec::new();
         }
     }
