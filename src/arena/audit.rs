@@ -18,6 +18,9 @@ impl Arena {
         self.workers.audit().map_err(|error| format!("I7: {error}"))?;
         self.audit_table()?;
         self.audit_holdings()?;
+        if self.swept > 0 && !self.chunks_may_be_idle {
+            return Err(format!("I10: a sweep for no chunk is at segment {}", self.swept));
+        }
         self.audit_hits()
     }
 

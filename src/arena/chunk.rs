@@ -144,8 +144,9 @@ impl Chunk {
         }
     }
 
-    /// The first start of a stretch of the slots `from..to`, else `to`, and before it the first edge before
-    /// that, else the same.
+    /// The first edge and the first start of a stretch of the slots `from..to`: the start is `to` if there is
+    /// none, and the edge is the start if there is none before it.
+    // Always, as part of `Lane::new`.
     #[inline(always)]
     pub(super) fn next_edge_and_start(&self, from: usize, to: usize) -> (usize, usize) {
         if from >= to {

@@ -27,8 +27,8 @@ impl Idle {
         Idle { first, flags, sparse }
     }
 
-    /// From the first of them to behind the last, if they lie side by side: a worker's chunks do that was
-    /// filled by itself, and all others' once a whole fleet is cleared.
+    /// From the first of them to behind the last, if they lie side by side: so do those of a worker whose blocks
+    /// came in one go.
     #[inline]
     pub(super) fn range(&self) -> Option<Range<u32>> {
         (!self.sparse).then(|| self.first as u32..(self.first + self.flags.len()) as u32)

@@ -32,6 +32,7 @@
 //!   and waits for its clean-up.
 //! - I8. Hit counts belong to slots in use.
 //! - I9. A list of departures says what the sets of its section say.
+//! - I10. A sweep for ghosts of idle chunks is under way only while chunks may be idle.
 
 mod apply;
 mod audit;

@@ -101,3 +101,29 @@ fn chunks_are_given_back_step_by_step_while_reports_go_on() {
         assert!(left.block_bytes < full.block_bytes, "chunks are given back");
     }
 }
+
+/// A sweep is given up where all of its chunks are in use again before it comes to its end.
+#[test]
+fn a_sweep_whose_chunks_are_taken_into_use_again_is_over() {
+    let index = Index::with_tuning(Tuning { chunk_slots: CHUNK_SLOTS as usize, ..Tuning::default() });
+    let blocks_of = |chunk: u32| chunk * CHUNK_SLOTS..(chunk + 1) * CHUNK_SLOTS;
+    for chunk in 0..CHUNKS {
+        apply(&index, u32::from(chunk % 2 == 1), blocks_of(chunk), report);
+    }
+    apply(&index, 0, 0..0, clear);
+    let all = (CHUNKS / 2 * CHUNK_SLOTS) as usize;
+    let ghosts = || index.read().sizes().ghosts;
+    while ghosts() < all {
+        assert!(index.maintain(), "{} of {all} blocks are remembered", ghosts());
+    }
+    while ghosts() == all {
+        assert!(index.maintain(), "the sweep forgets some");
+    }
+    assert!(ghosts() > 0, "and leaves some for its next step");
+    (0..CHUNKS).step_by(2).for_each(|chunk| apply(&index, 0, blocks_of(chunk), report));
+    while index.maintain() {
+        index.audit().expect("sound tables");
+    }
+    index.audit().expect("sound tables");
+    assert_eq!(index.read().sizes().blocks, (CHUNKS * CHUNK_SLOTS) as usize);
+}
