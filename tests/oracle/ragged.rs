@@ -210,7 +210,8 @@ proptest! {
         let starts = HOLDERS.into_iter().zip(ends).map(|(worker, to)| report(worker, 0, to));
         let aside = |worker| Move { worker, turn: Turn::ReportAside, from: 0, to: 0 };
         let asides = HOLDERS.into_iter().filter(|_| clears_wait).map(aside);
-        let checked = arrivals.chain(starts).chain(asides).try_for_each(|start| apply(&mut pair, fleet, start)).and_then(|()| {
+        let mut begin = arrivals.chain(starts).chain(asides);
+        let checked = begin.try_for_each(|start| apply(&mut pair, fleet, start)).and_then(|()| {
             moves.into_iter().try_for_each(|change| {
                 check(&mut pair)?;
                 apply(&mut pair, fleet, change)?;

@@ -117,13 +117,13 @@ impl Candidates {
         to: usize,
         passed: Passed,
     ) -> Option<usize> {
-        let start = passed.at - passed.place;
+        let first = ((passed.at - passed.place) as u32).wrapping_sub(slots.first() as u32);
         let (mut at, mut passed, mut all_whole) = (from, passed, None);
         loop {
             let leg = view.leg(slots, at, to, true);
             let many = leg.departures.len() > self.words.len();
             if many && *all_whole.get_or_insert_with(|| self.are_whole(view, slots.set(at - 1))) {
-                self.ranking.add_all(leg.departures, (start as u32).wrapping_sub(slots.first() as u32));
+                self.ranking.add_all(leg.departures, first);
                 self.keep_holders(view.entries(slots.set(leg.to - 1)));
             } else if let Some(last) = self.depart_each(view, slots, leg.departures, &mut passed) {
                 return Some(last);
