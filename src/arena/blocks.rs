@@ -105,6 +105,23 @@ pub(crate) struct Blocks {
     scattered: bool,
 }
 
+/// A block and its placement set, which is the empty one if nobody holds it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Located {
+    pub(crate) block: BlockId,
+    pub(crate) set: SetId,
+}
+
+impl Located {
+    /// In no slot.
+    pub(crate) const NOWHERE: Located = Located { block: BlockId(u32::MAX), set: SetId::EMPTY };
+
+    /// The block, if anybody holds it or did a moment ago.
+    pub(crate) fn held(self) -> Option<BlockId> {
+        (self.set != SetId::EMPTY).then_some(self.block)
+    }
+}
+
 impl Blocks {
     pub(crate) fn new(chunk_slots: usize, scattered: bool) -> Self {
         debug_assert!((1..=CHUNK_SLOTS).contains(&chunk_slots), "a chunk has 1 to 65,536 slots");
@@ -186,6 +203,14 @@ impl Blocks {
         }
     }
 
+    /// Has all fetched that tells a block's hash and set.
+    #[inline]
+    pub(crate) fn fetch_set(&self, block: BlockId) {
+        let (chunk, slot) = (self.chunk(block), block.slot());
+        fetch(&chunk.hashes[slot]);
+        fetch(&chunk.sets[slot]);
+    }
+
     /// Whether somebody holds a block that may be of a chunk that is gone.
     pub(crate) fn is_in_use(&self, block: BlockId) -> bool {
         let chunk = self.chunks.get(block.chunk()).and_then(Option::as_ref);
@@ -234,6 +259,21 @@ impl Blocks {
     #[inline]
     pub(crate) fn is_before(&self, block: BlockId, hash: [u8; 8]) -> bool {
         self.chunk(block).hashes.get(block.slot() + 1) == Some(&hash)
+    }
+
+    /// Where the block with this hash stands, if it is this one.
+    #[inline]
+    pub(crate) fn locate(&self, block: BlockId, hash: [u8; 8]) -> Option<Located> {
+        let (chunk, slot) = (self.chunk(block), block.slot());
+        (chunk.hashes[slot] == hash).then(|| Located { block, set: chunk.sets[slot] })
+    }
+
+    /// The block in the slot behind another one, if somebody holds it and it has this hash.
+    #[inline]
+    pub(crate) fn behind(&self, block: BlockId, hash: [u8; 8]) -> Option<BlockId> {
+        let (chunk, slot) = (self.chunk(block), block.slot() + 1);
+        let stands = chunk.hashes.get(slot) == Some(&hash) && chunk.sets[slot] != SetId::EMPTY;
+        stands.then_some(BlockId(block.0 + 1))
     }
 
     /// The slot before a block, if the chunk has one.

@@ -69,10 +69,12 @@ pub use shared::{Index, Outcome, ReadGuard};
 pub use view::{Placement, ReadView, Sizes};
 pub use workers::{Label, Labels};
 
+pub(crate) use blocks::Located;
 pub(crate) use departures::{Departure, Leg, Stop};
 pub(crate) use ids::{BlockId, SetId};
 pub(crate) use lane::{Lane, Slots};
 pub(crate) use sets::Entry;
+pub(crate) use table::TOGETHER;
 pub(crate) use workers::FleetWord;
 
 use blocks::Blocks;

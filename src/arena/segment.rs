@@ -43,6 +43,34 @@ impl Candidate {
     }
 }
 
+/// A bucket, and the tag by which a hash is looked for in it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Home<'a> {
+    bucket: &'a Bucket,
+    tag: u8,
+}
+
+impl Home<'_> {
+    /// That of no hash.
+    pub(super) const NONE: Home<'static> = Home { bucket: &EMPTY_BUCKET, tag: 0 };
+
+    /// Has the bucket fetched.
+    #[inline]
+    pub(super) fn fetch(self) {
+        fetch(self.bucket);
+    }
+
+    /// What the bucket says of the hash without a look at its blocks.
+    #[inline]
+    pub(super) fn candidate(self) -> Candidate {
+        match self.bucket.places(self.tag) {
+            Places::NONE if self.bucket.passed() == 0 => Candidate::Absent,
+            Places::NONE => Candidate::Elsewhere,
+            places => Candidate::Likely(BlockId(self.bucket.ids[places.first()])),
+        }
+    }
+}
+
 /// Ids on their way to other buckets.
 ///
 /// First the ids of many buckets are gathered, then their hashes fetched, then the ids
@@ -205,23 +233,10 @@ impl Segment {
         Ok(())
     }
 
-    /// Has the home bucket fetched.
+    /// Where a mixed hash is at home.
     #[inline]
-    pub(super) fn fetch(&self, mixed: u64) {
-        if let Some(bucket) = self.buckets.get(self.home(mixed)) {
-            fetch(bucket);
-        }
-    }
-
-    /// What the home bucket says of a hash without a look at its blocks.
-    #[inline]
-    pub(super) fn candidate(&self, mixed: u64) -> Candidate {
-        let Some(bucket) = self.buckets.get(self.home(mixed)) else { return Candidate::Absent };
-        match bucket.places(tag_of(mixed)) {
-            Places::NONE if bucket.passed() == 0 => Candidate::Absent,
-            Places::NONE => Candidate::Elsewhere,
-            places => Candidate::Likely(BlockId(bucket.ids[places.first()])),
-        }
+    pub(super) fn home_of(&self, mixed: u64) -> Home<'_> {
+        Home { bucket: self.buckets.get(self.home(mixed)).unwrap_or(&EMPTY_BUCKET), tag: tag_of(mixed) }
     }
 
     /// Adds `block`; there is room.

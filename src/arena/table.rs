@@ -26,12 +26,12 @@
 //! what a large table needs to grow in small steps, and few are what a small one needs to
 //! have them all in the nearest cache. Segments are split at different sizes, for the same reason.
 
-use super::blocks::Blocks;
+use super::blocks::{Blocks, Located};
 use super::hashes::PackedHashes;
 use super::idle::Idle;
 use super::ids::BlockId;
 use super::mix::Mix;
-use super::segment::{Candidate, Moved, Segment};
+use super::segment::{Candidate, Home, Moved, Segment};
 
 /// Hashes looked up together: more than a processor has cache misses under way at once.
 pub(crate) const TOGETHER: usize = 32;
@@ -228,12 +228,12 @@ impl Table {
         for (place, hash) in new.clone().zip(hashes.get(new).unwrap_or_default()) {
             let mixed = self.mix.mix(u64::from_le_bytes(*hash));
             upcoming.mixed[place % UPCOMING] = mixed;
-            self.segment(mixed).fetch(mixed);
+            self.segment(mixed).home_of(mixed).fetch();
         }
         upcoming.buckets = ahead(BUCKETS_AHEAD);
         for place in at.max(upcoming.blocks)..ahead(BLOCKS_AHEAD) {
             let mixed = upcoming.mixed[place % UPCOMING];
-            let likely = self.segment(mixed).candidate(mixed).likely();
+            let likely = self.segment(mixed).home_of(mixed).candidate().likely();
             if let Some(block) = likely {
                 blocks.fetch(block);
             }
@@ -244,14 +244,37 @@ impl Table {
         likely.or_else(|| self.find_mixed(upcoming.mixed[at % UPCOMING], hashes[at], blocks))
     }
 
-    /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::fetch`].
+    /// How many of the first of `hashes`, at most [`TOGETHER`], stand nowhere; see [`Table::look_up`].
     pub(crate) fn unknown(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> usize {
-        let (mixed, absent) = self.fetch(hashes, blocks);
-        (0..hashes.len())
-            .find(|place| {
-                absent >> place & 1 == 0 && self.find_mixed(mixed[*place], hashes[*place], blocks).is_some()
-            })
-            .unwrap_or(hashes.len())
+        let mut looked = [Candidate::Absent; TOGETHER];
+        self.look_up(hashes, blocks, &mut looked);
+        let known = |(hash, candidate): (&[u8; 8], &Candidate)| match candidate {
+            Candidate::Absent => false,
+            Candidate::Likely(block) if blocks.hash(*block).to_le_bytes() == *hash => true,
+            _ => self.find(i64::from_le_bytes(*hash), blocks).is_some(),
+        };
+        hashes.iter().zip(&looked).position(known).unwrap_or(hashes.len())
+    }
+
+    /// Where the blocks with these hashes stand, at most [`TOGETHER`]; see [`Table::look_up`].
+    pub(crate) fn locate_all(&self, hashes: &[[u8; 8]], blocks: &Blocks, located: &mut [Located; TOGETHER]) {
+        let mut looked = [Candidate::Absent; TOGETHER];
+        self.look_up(hashes, blocks, &mut looked);
+        for ((hash, candidate), located) in hashes.iter().zip(&looked).zip(located) {
+            let likely = match candidate {
+                Candidate::Absent => Some(Located::NOWHERE),
+                Candidate::Likely(block) => blocks.locate(*block, *hash),
+                Candidate::Elsewhere => None,
+            };
+            *located = likely.unwrap_or_else(|| self.locate(*hash, blocks));
+        }
+    }
+
+    /// Where a block stands whose place its home bucket does not tell at once.
+    #[inline(never)]
+    fn locate(&self, hash: [u8; 8], blocks: &Blocks) -> Located {
+        let found = self.find(i64::from_le_bytes(hash), blocks);
+        found.and_then(|block| blocks.locate(block, hash)).unwrap_or(Located::NOWHERE)
     }
 
     /// Fetches the bucket of the first of some hashes: it misses the cache while other things are looked up.
@@ -266,30 +289,28 @@ impl Table {
     #[inline]
     pub(crate) fn fetch_bucket(&self, hash: i64) {
         let mixed = self.mix.mix(hash as u64);
-        self.segment(mixed).fetch(mixed);
+        self.segment(mixed).home_of(mixed).fetch();
     }
 
-    /// Mixes hashes and fetches what look-ups of them will read, and what stands beside their
-    /// blocks; a bit says that one stands nowhere.
+    /// Looks into the buckets of hashes and has that fetched which they name, and what stands beside it.
     ///
     /// In a large table each look-up misses the cache twice, for its bucket and for its block's
     /// hash. All buckets are fetched first, then what all tags point to.
-    fn fetch(&self, hashes: &[[u8; 8]], blocks: &Blocks) -> ([u64; TOGETHER], u64) {
+    #[inline]
+    fn look_up(&self, hashes: &[[u8; 8]], blocks: &Blocks, looked: &mut [Candidate; TOGETHER]) {
         debug_assert!(hashes.len() <= TOGETHER, "more hashes than are looked up together");
-        let mut mixed = [0; TOGETHER];
-        for (hash, mixed) in hashes.iter().zip(&mut mixed) {
-            *mixed = self.mix.mix(u64::from_le_bytes(*hash));
-            self.segment(*mixed).fetch(*mixed);
+        let mut homes = [Home::NONE; TOGETHER];
+        for (hash, home) in hashes.iter().zip(&mut homes) {
+            let mixed = self.mix.mix(u64::from_le_bytes(*hash));
+            *home = self.segment(mixed).home_of(mixed);
+            home.fetch();
         }
-        let mut absent = 0;
-        for (place, (mixed, _)) in mixed.iter().zip(hashes).enumerate() {
-            match self.segment(*mixed).candidate(*mixed) {
-                Candidate::Absent => absent |= 1 << place,
-                Candidate::Likely(block) => blocks.fetch(block),
-                Candidate::Elsewhere => {}
+        for (home, candidate) in homes[..hashes.len()].iter().zip(looked) {
+            *candidate = home.candidate();
+            if let Candidate::Likely(block) = *candidate {
+                blocks.fetch_set(block);
             }
         }
-        (mixed, absent)
     }
 
     /// Adds `block` under `hash`, whose column entry is already written.
@@ -311,13 +332,13 @@ impl Table {
 
     /// Takes some blocks out, each of which stands under its hash, at most [`TOGETHER`].
     ///
-    /// All their buckets are fetched first; see [`Table::fetch`].
+    /// All their buckets are fetched first; see [`Table::look_up`].
     pub(crate) fn remove_all(&mut self, some: &[BlockId], blocks: &Blocks) {
         debug_assert!(some.len() <= TOGETHER, "more blocks than are looked up together");
         let mut mixed = [0; TOGETHER];
         for (block, mixed) in some.iter().zip(&mut mixed) {
             *mixed = self.mix.mix(blocks.hash(*block) as u64);
-            self.segment(*mixed).fetch(*mixed);
+            self.segment(*mixed).home_of(*mixed).fetch();
         }
         for (block, mixed) in some.iter().zip(mixed) {
             self.remove(mixed, *block, blocks);

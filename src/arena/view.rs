@@ -8,7 +8,10 @@ use std::ops::Range;
 use nohash_hasher::IntMap;
 
 use super::workers::Workers;
-use super::{Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, Leg, SetId, Slots, Tier, WorkerId};
+use super::{
+    Arena, BlockId, CacheSpec, Entry, FleetWord, Labels, Lane, Leg, Located, SetId, Slots, TOGETHER, Tier,
+    WorkerId,
+};
 
 /// The index at one moment.
 #[derive(Debug)]
@@ -170,6 +173,17 @@ impl ReadView {
         self.arena.table.find(hash, &self.arena.blocks).filter(|block| self.set(*block) != SetId::EMPTY)
     }
 
+    /// Where the blocks with these hashes stand, at most [`TOGETHER`]: found faster together than one by one.
+    #[inline]
+    pub(crate) fn locate_all(&self, hashes: &[[u8; 8]], located: &mut [Located; TOGETHER]) {
+        self.arena.table.locate_all(hashes, &self.arena.blocks, located);
+    }
+
+    /// The lane of at most `most` slots from a block on that somebody holds.
+    pub(crate) fn lane_from(&self, block: BlockId, most: usize) -> Option<Lane<'_>> {
+        self.arena.blocks.lane(block, most)
+    }
+
     /// The lane of at most `most` slots that begins with the block of this hash, if anybody holds it
     /// or did a moment ago.
     #[inline(always)]
@@ -221,7 +235,7 @@ impl ReadView {
     /// The block behind another one, if it has this hash.
     #[inline]
     pub(crate) fn behind(&self, block: BlockId, hash: [u8; 8]) -> Option<BlockId> {
-        self.arena.blocks.lane(block, 1)?.behind(hash, 1).map(|lane| lane.first())
+        self.arena.blocks.behind(block, hash)
     }
 
     #[inline]

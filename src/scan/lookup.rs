@@ -3,12 +3,13 @@
 //! A match is done in two steps, because its answer can have millions of rows.
 //! Under the read lock blocks are only found and the distinct sets among them
 //! copied ([`find_blocks`]); the answer is laid out by worker afterwards
-//! ([`FoundBlocks::by_worker`]). A look-up guesses the next slot like a scan.
+//! ([`FoundBlocks::by_worker`]). A look-up guesses the next slot like a scan; where two guesses in a
+//! row have failed, the next hashes are looked up together.
 
 use nohash_hasher::IntMap;
 use roaring::RoaringBitmap;
 
-use crate::arena::{BlockId, PackedHashes, ReadView, SetId, Tier, WorkerId};
+use crate::arena::{BlockId, Located, PackedHashes, ReadView, SetId, TOGETHER, Tier, WorkerId};
 
 /// What of a list of blocks is held, by whom and where.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -61,11 +62,25 @@ pub struct FoundBlocks {
 
 /// Visits each distinct block of `hashes` that stands in the index, with its first position.
 fn distinct(view: &ReadView, hashes: PackedHashes<'_>, mut visit: impl FnMut(u32, BlockId)) {
+    let hashes = hashes.as_bytes();
     let mut seen = RoaringBitmap::new();
+    let mut located = [Located::NOWHERE; TOGETHER];
+    let (mut from, mut to, mut apart) = (0, 0, false);
     let mut previous: Option<BlockId> = None;
-    for (position, hash) in hashes.as_bytes().iter().enumerate() {
+    for (position, hash) in hashes.iter().enumerate() {
         let behind = previous.and_then(|block| view.behind(block, *hash));
-        previous = behind.or_else(|| view.find(i64::from_le_bytes(*hash)));
+        previous = match behind {
+            None if apart => {
+                if position >= to {
+                    (from, to) = (position, hashes.len().min(position + TOGETHER));
+                    view.locate_all(&hashes[from..to], &mut located);
+                }
+                located[position - from].held()
+            }
+            None => view.find(i64::from_le_bytes(*hash)),
+            found => found,
+        };
+        apart = behind.is_none();
         if let Some(block) = previous.filter(|block| seen.insert(block.0)) {
             visit(position as u32, block);
         }

@@ -24,7 +24,8 @@
 //! `ahead` is looked for before the lane is compared, and what will be read after it is
 //! fetched then, so that cache misses pass while the comparison runs: the lines that the link of
 //! `ahead` leads to, or the bucket of the hash where no link leads on. Both guesses are hints: every
-//! block is checked by its hash, so any layout gives the same answer.
+//! block is checked by its hash, so any layout gives the same answer. Where lanes turn out to be short,
+//! blocks are looked up many at a time instead; see `apart`.
 //!
 //! **Nothing changes within a run but its length.** The rules look at runs, and
 //! at 64 workers at once: a placement set is a few words of bits, and what a set
@@ -38,6 +39,7 @@
 //! The scan stops where the answer is settled: nobody's prefix grows any more
 //! and no worker without a spec may still fail closed.
 
+mod apart;
 pub mod lookup;
 #[doc(hidden)]
 pub mod naive;
@@ -46,6 +48,7 @@ mod rules;
 
 use crate::arena::{Lane, PackedHashes, ReadView, SetId, WorkerId};
 
+use apart::{Onward, SHORT, walk_apart};
 use rules::{Candidates, Passed};
 
 /// How many leading blocks one worker can reuse.
@@ -76,6 +79,9 @@ impl PrefixScratch {
 /// and twice as many each time that all are equal, so that a run that leaves the
 /// request early is not compared to its end.
 const COMPARED_AT_FIRST: usize = 256;
+
+/// After so many short lanes at whose ends no guess held, blocks are taken to lie apart.
+const SHORTS_APART: usize = 2;
 
 /// One of so many scans replaces links that lead to other chains than its own.
 const REPLACES: u32 = 16;
@@ -110,6 +116,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
     let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
     let set = lane.set();
     let mut position = Position { at: 0, tokens: 0, set };
+    let mut shorts = 0;
     if !candidates.begin(view, view.entries(set)) {
         return 1;
     }
@@ -121,7 +128,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
         {
             view.fetch_next(ahead, *hash);
         }
-        let end = position.at + lane.len();
+        let (start, end) = (position.at, position.at + lane.len());
         let equal = common(lane.hashes(), request);
         if !walk(view, &lane, equal, candidates, &mut position) {
             return position.at + 1;
@@ -130,23 +137,27 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
             lane = ahead;
             continue;
         }
-        // Past a gap only workers that may fail closed are still of interest.
-        let next = loop {
-            let Some(hash) = hashes.get(position.at) else { break None };
-            let next = find(view, *hash, hashes.len() - position.at);
-            if next.is_some() {
-                break next;
+        shorts = if position.at - start < SHORT { shorts + 1 } else { 0 };
+        if shorts < SHORTS_APART {
+            let Some(hash) = hashes.get(position.at) else { break };
+            if let Some(next) = find(view, *hash, hashes.len() - position.at) {
+                if position.at == end {
+                    view.link(&lane, next.first(), replace);
+                }
+                lane = next;
+                continue;
             }
+            // Past a gap only workers that may fail closed are still of interest.
             if !enter(view, SetId::EMPTY, candidates, &mut position) {
                 return position.at + 1;
             }
             position.at += 1;
-        };
-        let Some(next) = next else { break };
-        if position.at == end {
-            view.link(&lane, next.first(), replace);
         }
-        lane = next;
+        match walk_apart(view, hashes, candidates, &mut position) {
+            Onward::Along(next) => lane = next,
+            Onward::Settled => return position.at + 1,
+            Onward::End => break,
+        }
     }
     candidates.end(view, position.at, position.tokens);
     position.at

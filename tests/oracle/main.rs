@@ -7,6 +7,7 @@ mod pair;
 
 mod chunks;
 mod clears;
+mod decoded;
 mod fleet;
 mod growth;
 mod histories;

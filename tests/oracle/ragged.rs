@@ -35,10 +35,10 @@ const MAMBA: u32 = CacheSpec::FULL | CacheSpec::MAMBA;
 
 /// The components that workers' specs have, by worker in turn; 0 is no spec.
 #[derive(Debug, Clone, Copy)]
-struct Fleet([u32; 4]);
+pub(crate) struct Fleet([u32; 4]);
 
 impl Fleet {
-    const ALL: [Fleet; 6] = [
+    pub(crate) const ALL: [Fleet; 6] = [
         Fleet([0; 4]),
         Fleet([FULL; 4]),
         Fleet([SWA; 4]),
@@ -51,7 +51,7 @@ impl Fleet {
         self.0[worker as usize % 4]
     }
 
-    fn spec(self, worker: u32) -> Option<CacheSpec> {
+    pub(crate) fn spec(self, worker: u32) -> Option<CacheSpec> {
         let components = self.components(worker);
         (components != 0).then(|| CacheSpec {
             version: 1,
@@ -64,7 +64,7 @@ impl Fleet {
     }
 
     /// The mask that a worker's block has as a rule: a Mamba state stands at every seventh.
-    fn mask(self, worker: u32, block: u32) -> u32 {
+    pub(crate) fn mask(self, worker: u32, block: u32) -> u32 {
         self.components(worker) & if block % 7 == 6 { !0 } else { !CacheSpec::MAMBA }
     }
 }
