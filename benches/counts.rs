@@ -110,6 +110,10 @@ fn scans(visit: &mut Visit<'_>) {
     let answers = Answers { matches: 64, best: 256 + 4 * 32 };
     scan(visit, "scan/conversation/256 prompts", &index, &workload.prompts, answers);
 
+    let workload = Workload::decoded(3, 64, 256);
+    let index = filled(&workload, PLAIN);
+    scan(visit, "scan/conversation, decoded/256 prompts", &index, &workload.prompts, answers);
+
     let unknown: Vec<Vec<i64>> = (0..1_000).map(|seed| Seeded::new(1_000 + seed).chain(64)).collect();
     scan(visit, "scan/first unknown/1000 prompts", &index, &unknown, Answers { matches: 0, best: 0 });
 

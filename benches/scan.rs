@@ -70,6 +70,11 @@ fn conversation(criterion: &mut Criterion) {
     for sharers in [1, 8, 64] {
         beside_base(&mut group, &sharers.to_string(), &Workload::conversations(5, sharers, 1_000));
     }
+    drop(group);
+    let mut group = criterion.benchmark_group("scan/conversation decoded block by block, sessions");
+    for sessions in [100, 1_000, 8_000] {
+        beside_base(&mut group, &sessions.to_string(), &Workload::decoded(5, 8, sessions));
+    }
 }
 
 fn unknown(criterion: &mut Criterion) {

@@ -102,6 +102,16 @@ impl Workload {
     ///
     /// Each prompt ends in 32 blocks that nobody has.
     pub(crate) fn conversations(seed: u64, sharers: usize, sessions: usize) -> Workload {
+        Workload::stored_in_turn(seed, sharers, sessions, 32)
+    }
+
+    /// The same sessions as an engine stores what it decodes: block by block, each in turn
+    /// with one of every other session.
+    pub(crate) fn decoded(seed: u64, sharers: usize, sessions: usize) -> Workload {
+        Workload::stored_in_turn(seed, sharers, sessions, 1)
+    }
+
+    fn stored_in_turn(seed: u64, sharers: usize, sessions: usize, stretch: usize) -> Workload {
         let mut workload = Workload::default();
         let mut seeded = Seeded::new(seed);
         let shared = seeded.chain(256);
@@ -112,11 +122,10 @@ impl Workload {
             .map(|_| shared.iter().copied().chain(seeded.chain(4 * 32 + 32)).collect())
             .collect();
         let mut order: Vec<usize> = (0..sessions).collect();
-        for turn in 0..4 {
+        for from in (256..256 + 4 * 32).step_by(stretch) {
             seeded.shuffle(&mut order);
             for session in &order {
-                let from = 256 + 32 * turn;
-                workload.store(session % sharers, &chains[*session], from, from + 32);
+                workload.store(session % sharers, &chains[*session], from, from + stretch);
             }
         }
         workload.prompts = chains;

@@ -255,6 +255,11 @@ fn scans() -> Vec<Scan> {
         let make = move |small| Workload::conversations(2, sharers, 320 / small);
         scans.push(Scan::new(format!("conversation, {sharers} sharers"), make, nothing));
     }
+    for sessions in [320, 8_000] {
+        let make = move |small| Workload::decoded(2, 8, 320 / small * sessions / 320);
+        let name = format!("conversation, 8 sharers, {sessions} sessions decoded in turn");
+        scans.push(Scan::new(name, make, nothing));
+    }
     let ragged = |small| Workload::ragged(3, 2_000 / small, 256 / small);
     scans.push(Scan::new("ragged, 256 holders of 2000 blocks".to_owned(), ragged, nothing));
     scans.push(Scan::new("ragged, after branches came and went".to_owned(), ragged, branches));
