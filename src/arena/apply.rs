@@ -49,7 +49,7 @@ const RANGES_WORTH_KEEPING: usize = 4;
 const RADIX_SORTED_MIN: usize = 256;
 
 /// Blocks there are ids for. A chunk is kept back for what fragmentation costs.
-const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
+pub(super) const BLOCKS_MAX: usize = (u32::MAX - u16::MAX as u32) as usize;
 
 /// A report's fields, with the worker's place in the sets.
 #[derive(Clone, Copy)]

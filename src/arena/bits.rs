@@ -16,6 +16,13 @@ pub(super) fn put(word: &mut u64, slot: usize, value: bool) {
     *word = (*word & !(1 << (slot % 64))) | (u64::from(value) << (slot % 64));
 }
 
+/// How many of the bytes of a word are zero.
+pub(super) fn zero_bytes(word: u64) -> usize {
+    const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+    // The highest bit of a byte is set where any other is, or it is itself; no sum reaches the next byte.
+    (!(((word & LOW) + LOW) | word | LOW)).count_ones() as usize
+}
+
 /// The words that hold the bits of `from..to`, each with the mask of those bits.
 pub(super) fn masks(from: usize, to: usize) -> impl Iterator<Item = (usize, u64)> {
     let mut slot = from;
@@ -124,6 +131,16 @@ mod tests {
             let expected: Vec<usize> = slots.into_iter().filter(|slot| (from..to).contains(slot)).collect();
             assert_eq!(ones(from, to, |word| bits[word]).collect::<Vec<_>>(), expected, "{from}..{to}");
             assert_eq!(count_range(from, to, |word| bits[word]), expected.len(), "{from}..{to}");
+        }
+    }
+
+    #[test]
+    fn zero_bytes_are_counted() {
+        for bytes in
+            [[0; 8], [1; 8], [0x80; 8], [0, 1, 0x80, 0, 0xff, 0x7f, 0, 0], [0xff, 0, 0, 0, 0, 0, 0, 1]]
+        {
+            let expected = bytes.iter().filter(|byte| **byte == 0).count();
+            assert_eq!(zero_bytes(u64::from_le_bytes(bytes)), expected, "{bytes:?}");
         }
     }
 

@@ -27,10 +27,13 @@
 //! comes back to its old place beside its old neighbours, so that layouts do not
 //! decay; and a removal never touches the table.
 //!
-//! Slots are given away by sweeping an open chunk for free ranges, and again as
-//! long as it is the emptiest. A new chunk is opened when none has an eighth of its
-//! slots free, which bounds what fragmentation can cost in bytes per block. Ranges
-//! shorter than the stretch are passed over for a while if a longer one may follow.
+//! Slots are given away by sweeping an open chunk for free ranges. Ranges shorter than the
+//! stretch are passed over for a while if a longer one may follow. Stretches of fewer than eight blocks
+//! go to another open chunk than longer ones, the emptiest: blocks that come alone leave
+//! alone, and the gaps that they leave are filled by their like, while room side by side is
+//! kept for stretches. What is looked for there is the chunk with most of it, and a new one
+//! is opened when no more than an eighth of all slots is free, which bounds what fragmentation can cost
+//! in bytes per block. A small index has one chunk for both.
 
 use std::ops::RangeInclusive;
 
@@ -44,13 +47,23 @@ use super::sets::Sets;
 /// Slots of a chunk: one container of a roaring bitmap.
 pub(crate) const CHUNK_SLOTS: usize = 1 << 16;
 
-/// A chunk is swept for free slots once this share of it is free. Smaller costs
-/// fragmentation, larger costs bytes: an eighth is at most 3 bytes per block.
+/// A chunk is swept for free slots once this share of it is free, and a new one is opened while no more than this
+/// share of all is. Smaller costs fragmentation, larger costs bytes: an eighth is at most 3 bytes per block.
 const REFILL_FREE_MIN: usize = CHUNK_SLOTS / 8;
 
 /// Most blocks looked at for one set. A list that leaves every run of blocks after its first one
 /// pays for looking at all of it each time.
 const SAME_SET_MAX: usize = 2_048;
+
+/// Stretches of so many blocks are long, and go elsewhere than short ones.
+const LONG: usize = 8;
+
+/// In how many chunks room for long stretches is looked for: each costs some microseconds.
+const ROOM_LOOKED_FOR: usize = 8;
+
+/// A chunk is swept for long stretches once this part of it is free in groups of eight slots: it is looked for
+/// once in two thousand blocks at the most.
+const ROOM_SHARE: usize = 32;
 
 /// How many free ranges that are too short for a stretch are passed over before
 /// the longest of them is taken. Each costs a few nanoseconds.
@@ -94,15 +107,24 @@ pub(crate) struct Columns(#[expect(dead_code, reason = "only ever dropped")] Vec
 #[derive(Debug)]
 pub(crate) struct Blocks {
     chunks: Vec<Option<Chunk>>,
-    /// The chunk being filled, and the slot up to which it has been swept.
-    open: usize,
-    swept: usize,
+    /// Where long stretches go, and where short ones do.
+    long: Cursor,
+    short: Cursor,
+    /// The chunk opened last, which is not given back.
+    opened: usize,
     live: usize,
     remembered: usize,
     /// Slots of a chunk in use: all but in tests.
     chunk_slots: usize,
     /// Leaves a slot free after every block, for tests: every guess of a scan fails.
     scattered: bool,
+}
+
+/// A chunk being filled, and the slot up to which it has been swept.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cursor {
+    chunk: usize,
+    swept: usize,
 }
 
 /// A block and its placement set, which is the empty one if nobody holds it.
@@ -125,7 +147,8 @@ impl Located {
 impl Blocks {
     pub(crate) fn new(chunk_slots: usize, scattered: bool) -> Self {
         debug_assert!((1..=CHUNK_SLOTS).contains(&chunk_slots), "a chunk has 1 to 65,536 slots");
-        Blocks { chunks: Vec::new(), open: 0, swept: 0, live: 0, remembered: 0, chunk_slots, scattered }
+        let (long, short, opened) = Default::default();
+        Blocks { chunks: Vec::new(), long, short, opened, live: 0, remembered: 0, chunk_slots, scattered }
     }
 
     /// Blocks held.
@@ -369,6 +392,12 @@ impl Blocks {
         self.remembered += stretch.blocks;
     }
 
+    /// Frees the slot of a block that has moved to another one.
+    pub(crate) fn vacate(&mut self, block: BlockId) {
+        self.free(Stretch { first: block, blocks: 1 });
+        self.forget(block);
+    }
+
     /// Takes a stretch of ghosts into use again, with one set and these tokens, if any.
     pub(crate) fn revive(&mut self, stretch: Stretch, set: SetId, tokens: &[u32]) {
         let (from, to) = (stretch.first.slot(), stretch.first.slot() + stretch.blocks);
@@ -455,21 +484,43 @@ impl Blocks {
     }
 
     /// Free slots for up to `blocks` blocks, at least one; they may have ghosts.
+    ///
+    /// A chunk for long stretches has room side by side, one for short ones is the emptiest of the others.
     pub(crate) fn find_free(&mut self, blocks: usize) -> Stretch {
-        let blocks = if self.scattered { 1 } else { blocks };
+        let long = blocks >= LONG;
         loop {
-            if let Some(stretch) = self.sweep(blocks) {
+            if let Some(stretch) = self.sweep(long, blocks) {
                 return stretch;
             }
-            self.open_chunk();
+            let number = if long { self.chunk_with_room() } else { self.emptiest(Some(self.long.chunk)) };
+            let number = number.or_else(|| self.emptiest(None).filter(|_| !self.is_dense(0)));
+            self.open_chunk(long, number);
         }
     }
 
-    /// The next free range of the open chunk that is long enough, or the longest of a few.
-    fn sweep(&mut self, blocks: usize) -> Option<Stretch> {
-        let chunk = self.chunks.get(self.open)?.as_ref()?;
+    /// The same for blocks that are stored already: at least as many slots as make a long stretch, or for all of
+    /// them; none if there is no such room and enough else is free. A chunk more than otherwise may be: the blocks
+    /// of a small index can leave theirs for another one.
+    pub(crate) fn find_room(&mut self, blocks: usize) -> Option<Stretch> {
+        loop {
+            if let Some(stretch) = self.sweep(true, blocks) {
+                return (stretch.blocks >= blocks.min(LONG)).then_some(stretch);
+            }
+            let number = self.chunk_with_room();
+            if self.scattered || number.is_none() && !self.is_dense(self.chunk_slots) {
+                return None;
+            }
+            self.open_chunk(true, number);
+        }
+    }
+
+    /// The next free range of an open chunk that is long enough, or the longest of a few.
+    fn sweep(&mut self, long: bool, blocks: usize) -> Option<Stretch> {
+        let blocks = if self.scattered { 1 } else { blocks };
+        let cursor = if long { self.long } else { self.short };
+        let chunk = self.chunks.get(cursor.chunk)?.as_ref()?;
         let used = &chunk.used;
-        let mut from = self.swept;
+        let mut from = cursor.swept;
         let mut best: Option<(usize, usize)> = None;
         for _ in 0..RANGES_TRIED {
             from = bits::next(from, self.chunk_slots, |word| !used[word]);
@@ -487,30 +538,62 @@ impl Blocks {
         }
         let (from, to) = best?;
         let length = (to - from).min(blocks);
-        self.swept = from + length + usize::from(self.scattered);
-        Some(Stretch { first: BlockId::new(self.open, from), blocks: length })
+        let swept = from + length + usize::from(self.scattered);
+        *(if long { &mut self.long } else { &mut self.short }) = Cursor { swept, ..cursor };
+        Some(Stretch { first: BlockId::new(cursor.chunk, from), blocks: length })
     }
 
-    /// Opens the emptiest chunk if enough of it is free, else a new one.
-    fn open_chunk(&mut self) {
-        let enough = self.chunk_slots - (REFILL_FREE_MIN * self.chunk_slots / CHUNK_SLOTS).max(1);
-        let live = |chunk: &Option<Chunk>| chunk.as_ref().map(|chunk| chunk.live);
-        let emptiest = (0..self.chunks.len())
-            .filter_map(|number| live(&self.chunks[number]).map(|live| (live, number)))
-            .filter(|(live, _)| *live <= enough && !self.scattered)
-            .min();
-        self.swept = 0;
-        self.open = match emptiest {
-            Some((_, number)) => number,
-            None => {
-                let number = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
-                if number == self.chunks.len() {
-                    self.chunks.push(None);
-                }
-                self.chunks[number] = Some(Chunk::new());
-                number
+    /// Slots of a chunk that make it worth sweeping, if they are free.
+    fn enough(&self) -> usize {
+        (REFILL_FREE_MIN * self.chunk_slots / CHUNK_SLOTS).max(1)
+    }
+
+    /// The chunk with the fewest blocks, but for one, if enough of it is free.
+    fn emptiest(&self, but: Option<usize>) -> Option<usize> {
+        let most = self.chunk_slots - self.enough();
+        let live = |number: usize| self.chunks[number].as_ref().map(|chunk| (chunk.live, number));
+        let chunks = (0..self.chunks.len()).filter(|number| Some(*number) != but && !self.scattered);
+        chunks.filter_map(live).filter(|(live, _)| *live <= most).min().map(|(_, number)| number)
+    }
+
+    /// Of the emptiest chunks, but for the one where short stretches go, the one with the most room for long
+    /// ones, if it is worth sweeping.
+    fn chunk_with_room(&self) -> Option<usize> {
+        let live = |number: usize| Some((self.chunks[number].as_ref()?.live, number));
+        let mut chunks: Vec<_> =
+            (0..self.chunks.len()).filter(|number| *number != self.short.chunk).filter_map(live).collect();
+        if chunks.len() > ROOM_LOOKED_FOR {
+            chunks.select_nth_unstable(ROOM_LOOKED_FOR);
+        }
+        let words = self.chunk_slots / 64;
+        let room =
+            |chunk: &Chunk| chunk.used[..words].iter().map(|word| bits::zero_bytes(*word)).sum::<usize>();
+        let with_room = chunks.iter().take(ROOM_LOOKED_FOR).filter_map(|(_, number)| {
+            let bytes = room(self.chunks[*number].as_ref()?);
+            (8 * bytes * ROOM_SHARE >= self.chunk_slots).then_some((bytes, *number))
+        });
+        with_room.max().map(|(_, number)| number).filter(|_| !self.scattered)
+    }
+
+    /// Whether so few slots of all are free, but for `spare` ones, that a new chunk is due.
+    fn is_dense(&self, spare: usize) -> bool {
+        let slots = self.chunks.iter().flatten().count() * self.chunk_slots;
+        let free = (slots - self.live).saturating_sub(spare);
+        free * CHUNK_SLOTS <= slots * REFILL_FREE_MIN
+    }
+
+    /// Opens a chunk for long stretches or short ones, a new one if none is given.
+    fn open_chunk(&mut self, long: bool, number: Option<usize>) {
+        let number = number.unwrap_or_else(|| {
+            let number = self.chunks.iter().position(Option::is_none).unwrap_or(self.chunks.len());
+            if number == self.chunks.len() {
+                self.chunks.push(None);
             }
-        };
+            self.chunks[number] = Some(Chunk::new());
+            number
+        });
+        *(if long { &mut self.long } else { &mut self.short }) = Cursor { chunk: number, swept: 0 };
+        self.opened = number;
     }
 
     /// Whether the chunk of `block` has no block left.
@@ -522,7 +605,7 @@ impl Blocks {
     pub(crate) fn idle_chunks(&self) -> impl Iterator<Item = (Stretch, usize)> {
         self.chunks.iter().enumerate().filter_map(|(number, chunk)| {
             let all = Stretch { first: BlockId::new(number, 0), blocks: CHUNK_SLOTS };
-            let idle = chunk.as_ref().filter(|chunk| chunk.live == 0 && number != self.open)?;
+            let idle = chunk.as_ref().filter(|chunk| chunk.live == 0 && number != self.opened)?;
             Some((all, idle.remembered))
         })
     }
@@ -541,8 +624,7 @@ impl Blocks {
     pub(crate) fn release_all(&mut self) -> Columns {
         debug_assert_eq!(self.live, 0);
         self.remembered = 0;
-        self.open = 0;
-        self.swept = 0;
+        (self.long, self.short, self.opened) = Default::default();
         Columns(std::mem::take(&mut self.chunks))
     }
 

@@ -102,19 +102,17 @@ impl Bucket {
         free != Places::NONE
     }
 
-    /// Takes `block` out; says whether it was here.
+    /// The place of `block`, if it is here.
     #[inline]
-    pub(super) fn take(&mut self, tag: u8, block: BlockId) -> bool {
+    pub(super) fn place_of(&self, tag: u8, block: BlockId) -> Option<usize> {
         let mut places = self.places(tag);
         while places != Places::NONE {
-            let place = places.first();
-            if self.ids[place] == block.0 {
-                self.tags[place] = 0;
-                return true;
+            if self.ids[places.first()] == block.0 {
+                return Some(places.first());
             }
             places = places.without_first();
         }
-        false
+        None
     }
 
     /// How many ids passed this bucket because it was full.

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use super::Arena;
 use super::blocks::{Columns, Stretch};
+use super::gather::Wishes;
 use super::idle::Idle;
 use super::ids::{BlockId, Tier, WorkerId};
 use super::sets::Holder;
@@ -45,8 +46,8 @@ impl Arena {
     }
 
     /// Whether [`Arena::maintain`] has anything to do.
-    pub(super) fn maintenance_due(&self) -> bool {
-        !self.cleared.is_empty() || self.chunks_may_be_idle
+    pub(super) fn maintenance_due(&mut self) -> bool {
+        !self.cleared.is_empty() || self.chunks_may_be_idle || !self.wishes.is_empty()
     }
 
     /// One bounded step of clean-up. Says whether there is more, and gives what is to be dropped.
@@ -55,12 +56,16 @@ impl Arena {
             self.clean(CLEANED_PER_STEP);
             None
         } else if self.blocks.live() == 0 {
+            self.wishes = Wishes::default();
             self.swept = 0;
             self.chunks_may_be_idle = false;
             self.sets.reset();
             Some(Released(self.blocks.release_all(), Some(self.table.reset())))
-        } else {
+        } else if self.chunks_may_be_idle {
             self.maintain_idle()
+        } else {
+            self.gather_next();
+            None
         };
         (self.maintenance_due(), released)
     }

@@ -78,7 +78,7 @@ impl BlockId {
 }
 
 /// An interned placement set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct SetId(pub(crate) u32);
 

@@ -13,6 +13,7 @@
 //! | `changes` | the latest changes of sets, to be made over again |
 //! | `workers` | names, cache specs, and per tier a bitmap of the slots held |
 //! | `apply` | changes the parts, a stretch of blocks at a time |
+//! | `gather` | blocks of a chain that lie apart are laid side by side |
 //! | `clear` | clears, and the clean-up that they put off |
 //! | `view`, `shared` | what readers see, and the one lock |
 //! | `audit` | checks the invariants below |
@@ -44,6 +45,7 @@ mod chunk;
 mod clear;
 mod departures;
 mod fetch;
+mod gather;
 mod hashes;
 mod idle;
 mod ids;
@@ -78,6 +80,7 @@ pub(crate) use table::TOGETHER;
 pub(crate) use workers::FleetWord;
 
 use blocks::Blocks;
+use gather::Wishes;
 use mix::Mix;
 use sets::Sets;
 use table::{Table, Upcoming};
@@ -139,6 +142,8 @@ struct Arena {
     cleared: VecDeque<(WorkerId, Tier)>,
     /// Whether a chunk may have lost its last block since the last look.
     chunks_may_be_idle: bool,
+    /// What scans found apart and maintenance may lay side by side.
+    wishes: Wishes,
     /// The segment from which a sweep of the table for idle chunks' ghosts goes on; 0 if none is under way.
     swept: usize,
 }
@@ -159,6 +164,7 @@ impl Arena {
             hits: Mutex::default(),
             cleared: VecDeque::new(),
             chunks_may_be_idle: false,
+            wishes: Wishes::default(),
             swept: 0,
         }
     }

@@ -251,19 +251,39 @@ impl Segment {
         self.ids += 1;
     }
 
-    pub(super) fn take(&mut self, mixed: u64, block: BlockId) -> bool {
+    /// The bucket and the place in it where `block` stands, if it does.
+    #[inline]
+    fn place_of(&self, mixed: u64, block: BlockId) -> Option<(usize, usize)> {
         let home = self.home(mixed);
         let mut number = home;
-        while !self.buckets[number].take(tag_of(mixed), block) {
-            let next = self.after(number);
-            if self.buckets[number].passed() == 0 || next == home {
-                return false;
+        loop {
+            let bucket = self.buckets.get(number)?;
+            if let Some(place) = bucket.place_of(tag_of(mixed), block) {
+                return Some((number, place));
             }
-            number = next;
+            number = self.after(number);
+            if bucket.passed() == 0 || number == home {
+                return None;
+            }
         }
+    }
+
+    /// Takes `block` out; says whether it was here.
+    pub(super) fn take(&mut self, mixed: u64, block: BlockId) -> bool {
+        let Some((number, place)) = self.place_of(mixed, block) else { return false };
+        self.buckets[number].tags[place] = 0;
         self.ids -= 1;
-        self.take_back(home, number);
+        self.take_back(self.home(mixed), number);
         true
+    }
+
+    /// Puts `new` where `block` stands; says whether it was here.
+    pub(super) fn replace(&mut self, mixed: u64, block: BlockId, new: BlockId) -> bool {
+        let place = self.place_of(mixed, block);
+        if let Some((number, place)) = place {
+            self.buckets[number].ids[place] = new.0;
+        }
+        place.is_some()
     }
 
     /// Takes back what an id counted on its way from its home bucket to another one.

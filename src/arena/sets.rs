@@ -103,6 +103,16 @@ impl Entry {
         (self.place >> 32 & 1) as usize
     }
 
+    /// The workers.
+    pub(crate) fn workers(self) -> impl Iterator<Item = WorkerId> {
+        let mut bits = self.bits;
+        std::iter::from_fn(move || {
+            let bit = bits.checked_ilog2()?;
+            bits ^= 1 << bit;
+            Some(WorkerId(self.word() as u32 * 64 + bit))
+        })
+    }
+
     /// The same for other workers of the word.
     #[inline]
     pub(crate) fn of(self, bits: u64) -> Entry {

@@ -148,7 +148,7 @@ impl Index {
 
     /// Lets go of the lock and tells of clean-up that is due.
     #[inline]
-    fn tell(&self, view: RwLockWriteGuard<'_, ReadView>) {
+    fn tell(&self, mut view: RwLockWriteGuard<'_, ReadView>) {
         let due = view.arena.maintenance_due();
         drop(view);
         if due {
@@ -162,10 +162,11 @@ impl Index {
         ReadGuard(self.view.read())
     }
 
-    /// One bounded step of the clean-up that applies put off; `false` once nothing is left to do.
+    /// One bounded step of the clean-up that applies put off, or of laying side by side what scans
+    /// found apart; `false` once nothing is left to do.
     ///
-    /// No answer depends on it. Applies do a share of it themselves, so calling
-    /// this only gives memory back sooner.
+    /// No answer depends on it. Applies do a share of the clean-up themselves, so calling this only gives memory back
+    /// sooner, and makes later scans of the same prompts faster.
     pub fn maintain(&self) -> bool {
         let mut view = self.view.write();
         let (more, released) = whole(|| view.arena.maintain());
@@ -175,7 +176,7 @@ impl Index {
         more
     }
 
-    /// Waits until an apply leaves clean-up behind, at most for `timeout`.
+    /// Waits until an apply leaves clean-up behind or finds that scans have left something to do, at most for `timeout`.
     ///
     /// For a thread that calls [`Index::maintain`] until it says `false`, and then this again.
     pub fn wait_for_maintenance(&self, timeout: Duration) {

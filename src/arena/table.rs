@@ -357,6 +357,13 @@ impl Table {
         segment.shrink(*mix, moved, blocks);
     }
 
+    /// Has a block that stands under its hash stand in another slot, whose column entry is already written.
+    pub(crate) fn put_elsewhere(&mut self, block: BlockId, slot: BlockId, blocks: &Blocks) {
+        let mixed = self.mix.mix(blocks.hash(block) as u64);
+        let replaced = self.segment_mut(mixed).replace(mixed, block, slot);
+        debug_assert!(replaced, "{block:?} stands in the table");
+    }
+
     /// Takes out the blocks of idle chunks and forgets their ghosts, from place `from` on until `most` blocks
     /// have been looked at; gives the place to go on from, if any.
     ///

@@ -116,7 +116,8 @@ impl ReadView {
     /// mostly that of chains: from slot `from` on, at most `most` placements.
     ///
     /// Returns the slot to go on from, `None` at the end. A block keeps its slot for as
-    /// long as anybody holds it.
+    /// long as anybody holds it, unless prompts are scanned: [`Index::maintain`](super::Index::maintain) moves
+    /// blocks that scans found apart.
     pub fn holdings_from(
         &self,
         worker: WorkerId,
@@ -177,6 +178,14 @@ impl ReadView {
     #[inline]
     pub(crate) fn locate_all(&self, hashes: &[[u8; 8]], located: &mut [Located; TOGETHER]) {
         self.arena.table.locate_all(hashes, &self.arena.blocks, located);
+    }
+
+    /// Has maintenance lay blocks side by side that a scan found apart, if that is worth it; of most of them
+    /// `set` is the set.
+    pub(crate) fn wish(&self, hashes: &[[u8; 8]], set: SetId) {
+        if self.arena.is_worth_gathering(set) {
+            self.arena.wishes.add(hashes);
+        }
     }
 
     /// The lane of at most `most` slots from a block on that somebody holds.

@@ -21,6 +21,9 @@ pub(super) const SHORT: usize = 8;
 /// Blocks looked up together at first, and twice as many each time: it may be few that lie apart.
 const FEW: usize = 4;
 
+/// So many blocks that lie beside none of the prompt are worth having them laid side by side.
+const WORTH_GATHERING: usize = 16;
+
 /// How a scan goes on.
 pub(super) enum Onward<'a> {
     /// With a lane, whose first block follows those passed.
@@ -31,13 +34,39 @@ pub(super) enum Onward<'a> {
     End,
 }
 
+/// Blocks that lie beside none of the prompt.
+#[derive(Default)]
+struct Alone {
+    blocks: usize,
+    /// The set of the last of them.
+    set: SetId,
+}
+
 /// Takes the candidates along blocks that lie apart, and over unknown ones.
+///
+/// Those before, from position `from` on, have been found to lie apart as well.
 #[inline(never)]
 pub(super) fn walk_apart<'a>(
     view: &'a ReadView,
     hashes: &[[u8; 8]],
+    from: usize,
     candidates: &mut Candidates,
     position: &mut Position,
+) -> Onward<'a> {
+    let mut alone = Alone::default();
+    let onward = walk_on(view, hashes, candidates, position, &mut alone);
+    if alone.blocks >= WORTH_GATHERING {
+        view.wish(&hashes[from..position.at], alone.set);
+    }
+    onward
+}
+
+fn walk_on<'a>(
+    view: &'a ReadView,
+    hashes: &[[u8; 8]],
+    candidates: &mut Candidates,
+    position: &mut Position,
+    alone: &mut Alone,
 ) -> Onward<'a> {
     let mut located = [Located::NOWHERE; TOGETHER];
     let (mut together, mut before, mut neighbours) = (FEW, BlockId(u32::MAX), 0);
@@ -56,6 +85,9 @@ pub(super) fn walk_apart<'a>(
             neighbours = if block.0 == before.0.wrapping_add(1) { neighbours + 1 } else { 0 };
             before = *block;
             if *set != SetId::EMPTY {
+                if neighbours == 0 {
+                    *alone = Alone { blocks: alone.blocks + 1, set: *set };
+                }
                 if neighbours >= SHORT
                     && let Some(lane) = view.lane_from(*block, hashes.len() - position.at)
                 {

@@ -116,7 +116,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
     let Some(mut lane) = find(view, *first, hashes.len()) else { return 1 };
     let set = lane.set();
     let mut position = Position { at: 0, tokens: 0, set };
-    let mut shorts = 0;
+    let (mut shorts, mut apart_from) = (0, 0);
     if !candidates.begin(view, view.entries(set)) {
         return 1;
     }
@@ -134,10 +134,14 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
             return position.at + 1;
         }
         if let Some(ahead) = ahead.filter(|_| position.at == end) {
-            lane = ahead;
+            (lane, apart_from) = (ahead, position.at);
             continue;
         }
-        shorts = if position.at - start < SHORT { shorts + 1 } else { 0 };
+        if position.at - start < SHORT {
+            shorts += 1;
+        } else {
+            (shorts, apart_from) = (0, position.at);
+        }
         if shorts < SHORTS_APART {
             let Some(hash) = hashes.get(position.at) else { break };
             if let Some(next) = find(view, *hash, hashes.len() - position.at) {
@@ -153,7 +157,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
             }
             position.at += 1;
         }
-        match walk_apart(view, hashes, candidates, &mut position) {
+        match walk_apart(view, hashes, apart_from, candidates, &mut position) {
             Onward::Along(next) => lane = next,
             Onward::Settled => return position.at + 1,
             Onward::End => break,

@@ -1,7 +1,7 @@
-//! A thread that gives memory back soon after it is free.
+//! A thread that gives memory back soon after it is free, and lays side by side what scans found apart.
 //!
 //! Applies put their clean-up off and do a share of it later, so nothing but the
-//! memory of a quiet index depends on this thread. It takes the index's lock for
+//! memory of a quiet index and the time of later scans depends on this thread. It takes the index's lock for
 //! one short step at a time.
 
 use std::io;

@@ -18,10 +18,15 @@ const WORKERS: u32 = 8;
 /// Blocks of a session: more than are looked up together, several times.
 const BLOCKS: u32 = 150;
 
-/// As usual; in chunks of a few blocks; with one segment, whose buckets are full at times; with one bucket and tag for all.
-const TUNINGS: [fn() -> Tuning; 4] = [
+/// Blocks that workers report and clear before, so many that they are not cleaned up at once: the workers'
+/// later placements are of another generation, and they lie among ghosts.
+const ASIDE: u32 = 1_100;
+
+/// As usual; in chunks of a few blocks or some more; with one segment, whose buckets are full at times; with one bucket and tag for all.
+const TUNINGS: [fn() -> Tuning; 5] = [
     Tuning::default,
     || Tuning { chunk_slots: 20, ..Tuning::default() },
+    || Tuning { chunk_slots: 512, ..Tuning::default() },
     || Tuning { segment_bits: 0, ..Tuning::default() },
     || Tuning { keys: Keys::Colliding, ..Tuning::default() },
 ];
@@ -93,12 +98,29 @@ fn check(pair: &mut Pair) -> Checked {
         let gap: Vec<i64> = before.iter().copied().chain(unknown(3)).chain(after.iter().copied()).collect();
         pair.check_prefix(&gap, 0)?;
         pair.check_blocks(&gap)?;
+        pair.check_counts(&chain)?;
     }
     pair.audit()
 }
 
+/// Asks as the blocks lie, and once maintenance has laid side by side what the scans found apart.
+fn check_and_gather(pair: &mut Pair) -> Checked {
+    check(pair)?;
+    pair.settle()?;
+    check(pair)
+}
+
+fn clear(pair: &mut Pair, fleet: Fleet, worker: u32) -> Checked {
+    apply(pair, fleet, worker, OwnedAction::Clear { tier: Tier::Hbm })
+}
+
 fn run(fleet: Fleet, tuning: Tuning, stored: &[Piece], evicted: &[Piece]) -> Checked {
     let mut pair = Pair::new(tuning);
+    for worker in 0..3 {
+        let aside: Vec<u32> = (0..ASIDE).map(|block| (10 + worker) * ASIDE + block).collect();
+        report(&mut pair, fleet, worker, &aside)?;
+        clear(&mut pair, fleet, worker)?;
+    }
     let mut ends = [0; SESSIONS as usize];
     let mut pieces = stored.iter().cycle();
     while let Some(piece) = pieces.next().filter(|_| ends.iter().any(|end| *end < BLOCKS)) {
@@ -112,12 +134,14 @@ fn run(fleet: Fleet, tuning: Tuning, stored: &[Piece], evicted: &[Piece]) -> Che
             report(&mut pair, fleet, piece.worker, &blocks)?;
         }
     }
-    check(&mut pair)?;
+    let hit: Vec<i64> = (0..SESSIONS * BLOCKS).step_by(7).map(hash_of).collect();
+    pair.count(&hit)?;
+    check_and_gather(&mut pair)?;
     // A round of all sessions' next blocks in one report, as of an engine's step.
     let round: Vec<u32> =
         (0..BLOCKS).flat_map(|place| (0..SESSIONS).map(move |session| block_of(session, place))).collect();
     report(&mut pair, fleet, WORKERS, &round)?;
-    check(&mut pair)?;
+    check_and_gather(&mut pair)?;
     // Of the last worker all but a session's heads: it is watched over all that follows.
     for session in 0..SESSIONS {
         report(&mut pair, fleet, WORKERS - 1, &[block_of(session, 0)])?;
@@ -128,7 +152,77 @@ fn run(fleet: Fleet, tuning: Tuning, stored: &[Piece], evicted: &[Piece]) -> Che
         let hashes = blocks.map(|place| hash_of(block_of(piece.session, place))).collect();
         apply(&mut pair, fleet, piece.worker, OwnedAction::Revoke { tier: Tier::Hbm, hashes })?;
     }
-    check(&mut pair)
+    check_and_gather(&mut pair)
+}
+
+/// Stores two sessions block by block in turn, each on so many workers of its own.
+fn two_sessions(holders: u32) -> Result<Pair, String> {
+    let mut pair = Pair::default();
+    for place in 0..BLOCKS {
+        for (session, holder) in (0..2).flat_map(|session| (0..holders).map(move |holder| (session, holder)))
+        {
+            report(&mut pair, Fleet::ALL[0], 10 * session + holder, &[block_of(session, place)])?;
+        }
+    }
+    Ok(pair)
+}
+
+/// Runs of blocks with one set before and after a scan of both sessions and maintenance.
+fn gathered(pair: &mut Pair) -> Result<[usize; 2], String> {
+    let before = pair.index.read().sizes().runs;
+    check_and_gather(pair)?;
+    Ok([before, pair.index.read().sizes().runs])
+}
+
+#[test]
+fn what_a_scan_found_apart_is_laid_side_by_side() {
+    let apart = 2 * BLOCKS as usize;
+    for (holders, moves) in [(1, true), (3, true), (9, false)] {
+        let runs = two_sessions(holders).and_then(|mut pair| gathered(&mut pair));
+        // Of each session the first blocks, which a scan has passed before it knows, and the rest; what lay between.
+        let laid = runs.as_ref().map(|[before, after]| (*before == apart, *after <= 8, *after == apart));
+        assert_eq!(laid, Ok((true, moves, !moves)), "{holders} holders: {runs:?}");
+    }
+}
+
+#[test]
+fn a_chunk_that_all_blocks_have_left_is_given_back() {
+    const CHUNK: u32 = 256;
+    let left = || {
+        let mut pair = Pair::new(Tuning { chunk_slots: CHUNK as usize, ..Tuning::default() });
+        let plain = Fleet::ALL[0];
+        // Two sessions and some filling in the first chunk, none of which is evicted last.
+        let sessions: Vec<u32> =
+            (0..120).flat_map(|place| [block_of(0, place), block_of(1, place)]).collect();
+        let filling: Vec<u32> = (sessions.len() as u32..CHUNK).map(|place| block_of(2, place)).collect();
+        for block in sessions.iter().chain(&filling) {
+            report(&mut pair, plain, 0, &[*block])?;
+        }
+        report(&mut pair, plain, 1, &(20 * ASIDE..20 * ASIDE + 8).collect::<Vec<u32>>())?;
+        let hashes = filling.into_iter().map(hash_of).collect();
+        apply(&mut pair, plain, 0, OwnedAction::Revoke { tier: Tier::Hbm, hashes })?;
+        let before = pair.index.read().sizes();
+        check_and_gather(&mut pair)?;
+        let after = pair.index.read().sizes();
+        Ok::<_, String>((before.blocks == after.blocks, before.block_bytes == 2 * after.block_bytes))
+    };
+    assert_eq!(left(), Ok((true, true)));
+}
+
+#[test]
+fn a_prompt_that_repeats_a_block_moves_nothing() {
+    let repeated = two_sessions(1).and_then(|mut pair| {
+        let before = pair.index.read().sizes().runs;
+        let there_and_back = (0..BLOCKS).chain((0..BLOCKS).rev()).map(|place| hash_of(block_of(0, place)));
+        let prompt: Vec<i64> = there_and_back.collect();
+        // So short that its first wish has both ways.
+        pair.check_prefix(&prompt[100..200], 0)?;
+        pair.settle()?;
+        pair.check_prefix(&prompt[100..200], 0)?;
+        pair.audit()?;
+        Ok((before, pair.index.read().sizes().runs))
+    });
+    assert_eq!(repeated, Ok((2 * BLOCKS as usize, 2 * BLOCKS as usize)));
 }
 
 proptest! {
