@@ -16,7 +16,9 @@ use sgl_kv_indexer::arena::{Index, Keys, PackedHashes, Tier, Tuning};
 use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Stats, StatsAlloc};
 
-use workload::{Fleet, PLAIN, Placement, Prepared, SWA, Seeded, Workload, at, fill, report, settle};
+use workload::{
+    Fleet, PLAIN, Placement, Prepared, SWA, Seeded, Workload, answer, at, fill, gather, report, settle,
+};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -113,6 +115,8 @@ fn scans(visit: &mut Visit<'_>) {
     let workload = Workload::decoded(3, 64, 256);
     let index = filled(&workload, PLAIN);
     scan(visit, "scan/conversation, decoded/256 prompts", &index, &workload.prompts, answers);
+    gather(&index, &workload.prompts);
+    scan(visit, "scan/conversation, decoded and gathered/256 prompts", &index, &workload.prompts, answers);
 
     let unknown: Vec<Vec<i64>> = (0..1_000).map(|seed| Seeded::new(1_000 + seed).chain(64)).collect();
     scan(visit, "scan/first unknown/1000 prompts", &index, &unknown, Answers { matches: 0, best: 0 });
@@ -199,6 +203,12 @@ fn applies(visit: &mut Visit<'_>) {
     }
     apply(visit, &format!("apply/clear/{STANDING_BLOCKS}"), &index, &[Prepared::clear(100, PLAIN)]);
     visit(&format!("maintain/after clear of {STANDING_BLOCKS}"), Box::new(|| settle(&index)));
+
+    // As many as may wait at once to be gathered.
+    let workload = Workload::decoded(7, 8, 64);
+    let index = filled(&workload, PLAIN);
+    workload.prompts.iter().for_each(|prompt| drop(answer(&index, prompt)));
+    visit("maintain/gather 64 x 128 decoded blocks", Box::new(|| settle(&index)));
 }
 
 fn each(hashes: &[i64], stretch: usize, prepare: impl Fn(&[i64]) -> Prepared) -> Vec<Prepared> {

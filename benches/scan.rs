@@ -15,7 +15,10 @@ use sgl_kv_indexer::arena::{Index, PackedHashes, Tier};
 use sgl_kv_indexer::scan::{PrefixScratch, prefix};
 
 use workload::base::Base;
-use workload::{Fleet, Kinds, PLAIN, SWA, Seeded, Workload, answer, at, branch, fill, report, settle};
+use workload::engines::Engines;
+use workload::{
+    Fleet, Kinds, PLAIN, SWA, Seeded, Workload, answer, at, branch, fill, gather, report, settle,
+};
 
 /// The binaries' allocator: it backs the index with huge pages where the system lets it, the system's own does not.
 #[cfg(feature = "mimalloc")]
@@ -28,7 +31,7 @@ criterion_group! {
         .sample_size(20)
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_secs(1));
-    targets = length, holders, shape, conversation, unknown, spec, age, hashes
+    targets = length, holders, shape, conversation, unknown, spec, age, decoding, hashes
 }
 criterion_main!(benches);
 
@@ -73,7 +76,11 @@ fn conversation(criterion: &mut Criterion) {
     drop(group);
     let mut group = criterion.benchmark_group("scan/conversation decoded block by block, sessions");
     for sessions in [100, 1_000, 8_000] {
-        beside_base(&mut group, &sessions.to_string(), &Workload::decoded(5, 8, sessions));
+        let workload = Workload::decoded(5, 8, sessions);
+        beside_base(&mut group, &sessions.to_string(), &workload);
+        let index = filled(&workload);
+        gather(&index, &workload.prompts);
+        ours(&mut group, &format!("{sessions}, asked before"), &index, &workload.prompts);
     }
 }
 
@@ -133,6 +140,18 @@ fn age(criterion: &mut Criterion) {
         fleet.churn(&aged, 9);
     }
     ours(&mut group, "90 % replaced four times", &aged, &asked(&fleet));
+}
+
+fn decoding(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("scan/age, sessions that engines decode in turn");
+    for (name, maintained) in [("never maintained", false), ("maintained", true)] {
+        let index = Index::new();
+        let mut engines = Engines::new(11, FLEET_BLOCKS, maintained);
+        engines.run(&index, FLEET_BLOCKS);
+        ours(&mut group, &format!("fresh, {name}"), &index, &engines.prompts());
+        engines.run(&index, 4 * FLEET_BLOCKS);
+        ours(&mut group, &format!("replaced four times, {name}"), &index, &engines.prompts());
+    }
 }
 
 fn hashes(criterion: &mut Criterion) {

@@ -7,6 +7,7 @@
 #![allow(dead_code, reason = "each bench uses a part")]
 
 pub(crate) mod base;
+pub(crate) mod engines;
 
 use sgl_kv_indexer::arena::{Action, Batch, CacheSpec, Index, PackedHashes, Tier};
 use sgl_kv_indexer::scan::{PrefixScratch, prefix};
@@ -191,6 +192,14 @@ pub(crate) fn revoke(index: &Index, worker: usize, hashes: &[i64]) {
     let packed = PackedHashes::pack(hashes);
     let hashes = PackedHashes::new(&packed).expect("packed");
     act(index, worker, None, &[Action::Revoke { tier: Tier::Hbm, hashes }]);
+}
+
+/// Asks every prompt once and lets maintenance lay the blocks side by side that were found apart.
+pub(crate) fn gather(index: &Index, prompts: &[Vec<i64>]) {
+    for some in prompts.chunks(32) {
+        some.iter().for_each(|prompt| drop(answer(index, prompt)));
+        settle(index);
+    }
 }
 
 /// Applies actions of `worker`.

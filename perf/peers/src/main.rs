@@ -28,6 +28,9 @@ static ALLOCATOR: Cap<MiMalloc> = Cap::new(MiMalloc, usize::MAX);
 /// Rounds of a measurement; their median counts.
 const ROUNDS: usize = 5;
 
+/// Prompts asked between two rests.
+const ASKED_BEFORE_REST: usize = 32;
+
 /// How long one index is asked in one round.
 const ROUND: Duration = Duration::from_millis(30);
 
@@ -79,6 +82,8 @@ struct Scan {
     prompts: Vec<Vec<i64>>,
     /// A smaller one of the same kind, for the oracle.
     small: (Vec<Step>, Vec<Vec<i64>>),
+    /// Whether indexes rest once in a while before they are timed, while every prompt is asked once.
+    rests: bool,
 }
 
 impl Scan {
@@ -90,6 +95,7 @@ impl Scan {
             steps: [stores(&whole), change(&whole)].concat(),
             prompts: whole.prompts,
             small: (small_steps, small.prompts),
+            rests: false,
         }
     }
 
@@ -107,6 +113,17 @@ impl Scan {
                 expected = (0..self.prompts.len()).map(|prompt| peer.rows(prompt)).collect();
             } else {
                 wrong[place] += self::wrong(&mut **peer, &self.steps, &self.prompts, &expected);
+            }
+        }
+        if self.rests {
+            for peer in &mut peers {
+                for prompt in 0..self.prompts.len() {
+                    black_box(peer.ask(prompt));
+                    if prompt % ASKED_BEFORE_REST == 0 {
+                        peer.rest();
+                    }
+                }
+                peer.rest();
             }
         }
         let mut rounds = vec![Vec::new(); peers.len()];
@@ -257,8 +274,9 @@ fn scans() -> Vec<Scan> {
     }
     for sessions in [320, 8_000] {
         let make = move |small| Workload::decoded(2, 8, 320 / small * sessions / 320);
-        let name = format!("conversation, 8 sharers, {sessions} sessions decoded in turn");
-        scans.push(Scan::new(name, make, nothing));
+        let name = format!("conversation, {sessions} sessions decoded in turn");
+        scans.push(Scan::new(name.clone(), make, nothing));
+        scans.push(Scan { rests: true, ..Scan::new(format!("{name}, asked before"), make, nothing) });
     }
     let ragged = |small| Workload::ragged(3, 2_000 / small, 256 / small);
     scans.push(Scan::new("ragged, 256 holders of 2000 blocks".to_owned(), ragged, nothing));

@@ -42,6 +42,9 @@ pub(crate) trait Peer {
 
     /// The same answer in full.
     fn rows(&mut self, prompt: usize) -> Rows;
+
+    /// Does what questions put off, as a thread of its server would meanwhile.
+    fn rest(&mut self) {}
 }
 
 pub(crate) fn sorted(mut rows: Rows) -> Rows {
@@ -94,6 +97,10 @@ impl Peer for Ours {
 
     fn rows(&mut self, prompt: usize) -> Rows {
         answer(&self.index, &self.prompts[prompt])
+    }
+
+    fn rest(&mut self) {
+        settle(&self.index);
     }
 }
 
