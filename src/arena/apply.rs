@@ -192,6 +192,7 @@ impl Arena {
                 Action::ClearTier { tier } => self.clear_tier(worker, tier),
             }
         }
+        self.gathers_after = self.gathers_after.saturating_sub(hashes);
         if !self.cleared.is_empty() {
             self.clean(CLEANED_PER_APPLY + CLEANED_PER_HASH * hashes);
         }
@@ -331,7 +332,7 @@ impl Arena {
         let in_place = next.map_or(0, |next| self.blocks.free_from(next, new));
         let mut stretch = match next {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
-            _ => self.blocks.find_free(new),
+            _ => self.blocks.find_free(new, report.hashes.len() - at),
         };
         if self.blocks.has_ghosts(stretch) {
             self.forget_ghosts(stretch, stretch.blocks);

@@ -56,13 +56,13 @@ const REFILL_FREE_MIN: usize = CHUNK_SLOTS / 8;
 const SAME_SET_MAX: usize = 2_048;
 
 /// Stretches of so many blocks are long, and go elsewhere than short ones.
-const LONG: usize = 8;
+pub(super) const LONG: usize = 8;
 
 /// In how many chunks room for long stretches is looked for: each costs some microseconds.
 const ROOM_LOOKED_FOR: usize = 8;
 
-/// A chunk is swept for long stretches once this part of it is free in groups of eight slots: it is looked for
-/// once in two thousand blocks at the most.
+/// A chunk is swept for long stretches once this part of it is free in groups of eight slots. Some of them are passed
+/// over, so it is looked for once in some hundred blocks at the most.
 const ROOM_SHARE: usize = 32;
 
 /// How many free ranges that are too short for a stretch are passed over before
@@ -483,11 +483,12 @@ impl Blocks {
         bits::next(slot, self.chunk_slots.min(slot + most), |word| used[word]) - slot
     }
 
-    /// Free slots for up to `blocks` blocks, at least one; they may have ghosts.
+    /// Free slots for up to `blocks` blocks, at least one, of `all` that a report has from here on; they may
+    /// have ghosts.
     ///
     /// A chunk for long stretches has room side by side, one for short ones is the emptiest of the others.
-    pub(crate) fn find_free(&mut self, blocks: usize) -> Stretch {
-        let long = blocks >= LONG;
+    pub(crate) fn find_free(&mut self, blocks: usize, all: usize) -> Stretch {
+        let long = all >= LONG;
         loop {
             if let Some(stretch) = self.sweep(long, blocks) {
                 return stretch;

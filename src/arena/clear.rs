@@ -61,7 +61,7 @@ impl Arena {
             self.chunks_may_be_idle = false;
             self.sets.reset();
             Some(Released(self.blocks.release_all(), Some(self.table.reset())))
-        } else if self.chunks_may_be_idle {
+        } else if self.chunks_may_be_idle || self.wishes.is_empty() {
             self.maintain_idle()
         } else {
             self.gather_next();

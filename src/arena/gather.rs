@@ -12,22 +12,23 @@
 //! The old slot is free and no ghost, as its hash stands elsewhere.
 //!
 //! What it costs: some 0.12 µs a block, once, against 0.01 to 0.04 µs that each later scan of it takes less. So
-//! blocks are moved only if most of them lie apart, and not if many hold them: engines store the start of a prompt
-//! that many share in long stretches, and each holder's bitmap changes with a move. Room is taken only where it is
-//! or where a new chunk is nearly due, so one chunk more than otherwise is free at the most (see [`super::blocks`]):
-//! a large index whose every block lies apart is laid in order as far as that goes, and further when blocks come and go.
+//! blocks are moved only where fewer than eight lie side by side, and not if many hold them: engines store the start
+//! of a prompt that many share in long stretches, and each holder's bitmap changes with a move. Room is taken only
+//! where it is, or where a new chunk is nearly due: a chunk more than the eighth of all slots may be free that may be
+//! anyway (see [`super::blocks`]). A large index whose every block lies apart is laid in order as far as that goes,
+//! and further when blocks come and go. Once there is no room wishes are refused until some thousand hashes have
+//! been applied.
 //!
-//! Wishes are few and short, and a step of maintenance grants one, which takes some 15 µs: whoever asks for
+//! Wishes are few and short, and a step of maintenance grants one, which takes some 15 to 30 µs: whoever asks for
 //! the same blocks in ever another order has them moved to and fro for some hundredths of the time.
 
 use std::collections::VecDeque;
 
 use parking_lot::Mutex;
-use roaring::RoaringBitmap;
 
 use super::Arena;
 use super::apply::BLOCKS_MAX;
-use super::blocks::{Located, Stretch};
+use super::blocks::{LONG, Located, Stretch};
 use super::ids::{BlockId, SetId};
 use super::table::TOGETHER;
 
@@ -40,11 +41,8 @@ const WISHES_MAX: usize = 64;
 /// Blocks with more holders than this stay where they are.
 const HOLDERS_MAX: u32 = 8;
 
-/// Blocks that lie side by side in fewer pieces than one for so many blocks stay where they are.
-const PIECE_MAX: usize = 4;
-
-/// Fewer blocks that share a set stay where they are.
-const RUN_MIN: usize = 8;
+/// Hashes to be applied, once there was no room, before it is looked for again: what was evicted meanwhile may be some.
+const APPLIED_BEFORE_ROOM: usize = 1_024;
 
 /// What scans found apart, each wish a part of a prompt.
 #[derive(Debug, Default)]
@@ -77,7 +75,7 @@ impl Arena {
         (1..=HOLDERS_MAX).contains(&holders)
     }
 
-    /// Grants one wish, as far as it is worth it.
+    /// Grants one wish, as far as it is worth it. If there is no room, all wishes are dropped.
     pub(super) fn gather_next(&mut self) {
         let Some(hashes) = self.wishes.take() else { return };
         let mut located = Vec::with_capacity(hashes.len());
@@ -92,50 +90,65 @@ impl Arena {
             // No chain has a block twice, and what has been moved is no longer where it was found.
             return;
         }
-        let mut at = 0;
-        let mut before = None;
-        for run in located.chunk_by(|left, right| left.set == right.set) {
-            let moved = self.gather(&hashes[at..at + run.len()], run, before);
-            before = moved.or(run.last().and_then(|last| last.held()));
-            at += run.len();
+        let stays = self.stays(&located);
+        let (mut at, mut before) = (0, None);
+        for same in stays.chunk_by(|left, right| left == right) {
+            let to = at + same.len();
+            if same.len() >= LONG && !same[0] && !self.gather(&hashes[at..to], &located[at..to], before) {
+                self.wishes = Wishes::default();
+                self.gathers_after = APPLIED_BEFORE_ROOM;
+                return;
+            }
+            before = located[to - 1].held();
+            at = to;
         }
     }
 
-    /// Lays blocks that share a set side by side, behind the block `before` if that is where there is room; gives
-    /// the last one's new slot.
-    fn gather(&mut self, hashes: &[[u8; 8]], run: &[Located], before: Option<BlockId>) -> Option<BlockId> {
-        let set = run.first()?.set;
-        let is_apart = |pair: &&[Located]| pair[0].block.0.wrapping_add(1) != pair[1].block.0;
-        let pieces = 1 + run.windows(2).filter(is_apart).count();
-        let is_worth_it =
-            self.is_worth_gathering(set) && run.len() >= RUN_MIN && pieces * PIECE_MAX >= run.len();
-        let (mut at, mut before, mut last) = (0, before, None);
-        while is_worth_it && at < run.len() {
-            let left = run.len() - at;
-            if self.blocks.slots() + left > BLOCKS_MAX {
-                break;
-            }
-            let Some(room) = self.blocks.find_room(left) else { break };
-            self.move_to(room, set, &hashes[at..at + room.blocks], &run[at..at + room.blocks]);
-            if before.is_some_and(|before| self.blocks.next(before) == Some(room.first)) {
-                self.blocks.join(room.first);
-            }
-            at += room.blocks;
-            (before, last) = (Some(room.last()), Some(room.last()));
+    /// Which blocks of a wish stay where they are: those side by side already, those of many holders or none.
+    fn stays(&self, located: &[Located]) -> Vec<bool> {
+        let mut stays = Vec::with_capacity(located.len());
+        let are_neighbours = |left: &Located, right: &Located| left.block.0.wrapping_add(1) == right.block.0;
+        for piece in located.chunk_by(are_neighbours) {
+            stays
+                .extend(piece.iter().map(|block| piece.len() >= LONG || !self.is_worth_gathering(block.set)));
         }
-        last
+        stays
+    }
+
+    /// Lays blocks side by side, behind the block `before` if that is where there is room; says whether there was any.
+    fn gather(&mut self, hashes: &[[u8; 8]], located: &[Located], mut before: Option<BlockId>) -> bool {
+        let mut at = 0;
+        while at < located.len() {
+            let left = located.len() - at;
+            if self.blocks.slots() + left > BLOCKS_MAX {
+                return false;
+            }
+            let Some(room) = self.blocks.find_room(left) else { return false };
+            let mut first = room.first;
+            for run in located[at..at + room.blocks].chunk_by(|left, right| left.set == right.set) {
+                let stretch = Stretch { first, blocks: run.len() };
+                self.move_to(stretch, &hashes[at..at + run.len()], run);
+                if before.is_some_and(|before| self.blocks.next(before) == Some(first)) {
+                    self.blocks.join(first);
+                }
+                at += run.len();
+                before = Some(stretch.last());
+                first = BlockId(first.0.wrapping_add(run.len() as u32));
+            }
+        }
+        true
     }
 
     /// Moves blocks that share a set to free slots.
-    fn move_to(&mut self, room: Stretch, set: SetId, hashes: &[[u8; 8]], from: &[Located]) {
+    fn move_to(&mut self, room: Stretch, hashes: &[[u8; 8]], from: &[Located]) {
+        let set = from[0].set;
         if self.blocks.has_ghosts(room) {
             self.forget_ghosts(room, room.blocks);
         }
         let tokens: Vec<u32> = from.iter().map(|located| self.blocks.tokens(located.block)).collect();
         self.blocks.write_hashes(room.first, hashes);
         self.blocks.take(room, set, &tokens);
-        let mut ids: Vec<u32> = from.iter().map(|located| located.block.0).collect();
-        for (old, new) in ids.iter().map(|id| BlockId(*id)).zip(room.iter()) {
+        for (old, new) in from.iter().map(|located| located.block).zip(room.iter()) {
             self.table.put_elsewhere(old, new, &self.blocks);
             self.blocks.vacate(old);
             self.chunks_may_be_idle |= self.blocks.is_idle(old);
@@ -144,13 +157,13 @@ impl Arena {
                 hits.insert(new.0, count);
             }
         }
-        ids.sort_unstable();
-        let gone = RoaringBitmap::from_sorted_iter(ids);
-        let gone = gone.unwrap_or_else(|_| unreachable!("they are sorted, and no block stands there twice"));
         for entry in self.sets.entries(set) {
             for worker in entry.workers() {
                 let holding = self.workers.holding_mut(worker, entry.tier(), entry.generation());
-                holding.blocks -= &gone;
+                // One by one, as a difference of bitmaps writes every container anew that it touches.
+                for located in from {
+                    holding.blocks.remove(located.block.0);
+                }
                 holding.blocks.insert_range(room.ids());
             }
         }

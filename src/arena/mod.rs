@@ -144,6 +144,8 @@ struct Arena {
     chunks_may_be_idle: bool,
     /// What scans found apart and maintenance may lay side by side.
     wishes: Wishes,
+    /// So many hashes are to be applied before there may be room again for what scans find apart.
+    gathers_after: usize,
     /// The segment from which a sweep of the table for idle chunks' ghosts goes on; 0 if none is under way.
     swept: usize,
 }
@@ -165,6 +167,7 @@ impl Arena {
             cleared: VecDeque::new(),
             chunks_may_be_idle: false,
             wishes: Wishes::default(),
+            gathers_after: 0,
             swept: 0,
         }
     }

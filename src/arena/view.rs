@@ -183,7 +183,7 @@ impl ReadView {
     /// Has maintenance lay blocks side by side that a scan found apart, if that is worth it; of most of them
     /// `set` is the set.
     pub(crate) fn wish(&self, hashes: &[[u8; 8]], set: SetId) {
-        if self.arena.is_worth_gathering(set) {
+        if self.arena.gathers_after == 0 && self.arena.is_worth_gathering(set) {
             self.arena.wishes.add(hashes);
         }
     }

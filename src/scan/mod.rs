@@ -80,7 +80,7 @@ impl PrefixScratch {
 /// request early is not compared to its end.
 const COMPARED_AT_FIRST: usize = 256;
 
-/// After so many short lanes at whose ends no guess held, blocks are taken to lie apart.
+/// After so many short lanes in a row at whose ends no guess held, blocks are taken to lie apart.
 const SHORTS_APART: usize = 2;
 
 /// One of so many scans replaces links that lead to other chains than its own.
@@ -134,7 +134,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
             return position.at + 1;
         }
         if let Some(ahead) = ahead.filter(|_| position.at == end) {
-            (lane, apart_from) = (ahead, position.at);
+            (lane, shorts, apart_from) = (ahead, 0, position.at);
             continue;
         }
         if position.at - start < SHORT {
@@ -158,7 +158,7 @@ fn scan(view: &ReadView, hashes: &[[u8; 8]], candidates: &mut Candidates, replac
             position.at += 1;
         }
         match walk_apart(view, hashes, apart_from, candidates, &mut position) {
-            Onward::Along(next) => lane = next,
+            Onward::Along(next) => (lane, apart_from) = (next, position.at),
             Onward::Settled => return position.at + 1,
             Onward::End => break,
         }
