@@ -40,7 +40,7 @@ struct Piece {
 }
 
 fn piece() -> impl Strategy<Value = Piece> {
-    // As many as make a lane, and one less; several in one report may be of sessions in turn.
+    // Around eight, where a scan goes over from looking up to comparing and back.
     let blocks = prop_oneof![12 => Just(1), 2 => 2u32..7, 2 => 7u32..11, 1 => 11u32..70];
     (0..SESSIONS, 0..WORKERS, blocks).prop_map(|(session, worker, blocks)| Piece { session, worker, blocks })
 }
