@@ -54,8 +54,11 @@ impl Wishes {
     /// Readers call this, so nothing waits: if another one is at it, the wish is dropped.
     pub(super) fn add(&self, hashes: &[[u8; 8]]) {
         let Some(mut wishes) = self.0.try_lock() else { return };
-        if wishes.len() < WISHES_MAX && !wishes.iter().any(|wish| wish.first() == hashes.first()) {
-            wishes.push_back(hashes[..hashes.len().min(WISHED_MAX)].into());
+        let hashes = &hashes[..hashes.len().min(WISHED_MAX)];
+        // A scan that finds its way by a link meanwhile begins its wish later in the same chain.
+        let is_waiting = |wish: &[[u8; 8]]| wish.first() == hashes.first() || wish.last() == hashes.last();
+        if wishes.len() < WISHES_MAX && !wishes.iter().any(|wish| is_waiting(wish)) {
+            wishes.push_back(hashes.into());
         }
     }
 
@@ -167,5 +170,77 @@ impl Arena {
                 holding.blocks.insert_range(room.ids());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{Action, Batch, Index, PackedHashes, Tier, Tuning};
+    use crate::scan::{PrefixScratch, prefix};
+
+    fn report(index: &Index, hashes: &[i64]) {
+        let packed = PackedHashes::pack(hashes);
+        let hashes = PackedHashes::new(&packed).expect("packed");
+        let actions = [Action::Report { tier: Tier::Hbm, hashes, masks: &[], tokens: &[] }];
+        let batch =
+            Batch { worker_id: "w", worker_address: "a", cache_spec: None, seq: 0, actions: &actions };
+        index.apply(&batch).expect("a good batch");
+    }
+
+    /// Chains of so many blocks, stored block by block in turn, in an index without room side by side if `scattered`.
+    fn decoded(chains: i64, blocks: i64, scattered: bool) -> (Index, Vec<Vec<i64>>) {
+        let index = Index::with_tuning(Tuning { scattered, ..Tuning::default() });
+        let chains: Vec<Vec<i64>> =
+            (0..chains).map(|chain| (0..blocks).map(|place| 1 + chain * blocks + place).collect()).collect();
+        for place in 0..blocks as usize {
+            chains.iter().for_each(|chain| report(&index, &chain[place..=place]));
+        }
+        (index, chains)
+    }
+
+    fn scan(index: &Index, chain: &[i64]) {
+        let packed = PackedHashes::pack(chain);
+        let mut scratch = PrefixScratch::default();
+        prefix(&index.read(), PackedHashes::new(&packed).expect("packed"), &mut scratch);
+        assert_eq!(scratch.matches().len(), 1, "the worker has the chain");
+    }
+
+    fn waiting(index: &Index) -> usize {
+        index.read().arena.wishes.0.lock().len()
+    }
+
+    #[test]
+    fn wishes_are_few_and_none_is_made_twice() {
+        let (index, chains) = decoded(100, 20, false);
+        for chain in chains.iter().take(3).chain(&chains[..2]) {
+            scan(&index, chain);
+        }
+        assert_eq!(waiting(&index), 3);
+        chains.iter().for_each(|chain| scan(&index, chain));
+        assert_eq!(waiting(&index), WISHES_MAX);
+        let longest = decoded(2, 600, false);
+        scan(&longest.0, &longest.1[0]);
+        let length = longest.0.read().arena.wishes.0.lock().front().map(|wish| wish.len());
+        assert_eq!(length, Some(WISHED_MAX));
+        while index.maintain() {}
+        assert_eq!(waiting(&index), 0);
+    }
+
+    #[test]
+    fn without_room_nothing_is_wished_for_until_some_hashes_have_been_applied() {
+        let (index, chains) = decoded(5, 40, true);
+        chains.iter().for_each(|chain| scan(&index, chain));
+        assert_eq!(waiting(&index), 5);
+        while index.maintain() {}
+        chains.iter().for_each(|chain| scan(&index, chain));
+        assert_eq!(waiting(&index), 0, "there was no room a moment ago");
+        let others: Vec<i64> = (1_000_000..).take(APPLIED_BEFORE_ROOM).collect();
+        report(&index, &others[1..]);
+        scan(&index, &chains[0]);
+        assert_eq!(waiting(&index), 0, "one hash is missing");
+        report(&index, &others[..1]);
+        scan(&index, &chains[0]);
+        assert_eq!(waiting(&index), 1);
     }
 }
