@@ -332,7 +332,7 @@ impl Arena {
         let in_place = next.map_or(0, |next| self.blocks.free_from(next, new));
         let mut stretch = match next {
             Some(first) if in_place > 0 => Stretch { first, blocks: in_place },
-            _ => self.blocks.find_free(new, report.hashes.len() - at),
+            _ => self.blocks.find_free(new, report.hashes.len()),
         };
         if self.blocks.has_ghosts(stretch) {
             self.forget_ghosts(stretch, stretch.blocks);

@@ -29,6 +29,7 @@ use nohash_hasher::IntMap;
 use slab::Slab;
 use smallvec::SmallVec;
 
+use super::bits;
 use super::changes::{Change, Changes, Stamp};
 use super::ids::{SetId, Tier, WorkerId};
 use super::mix::Mix;
@@ -105,12 +106,7 @@ impl Entry {
 
     /// The workers.
     pub(crate) fn workers(self) -> impl Iterator<Item = WorkerId> {
-        let mut bits = self.bits;
-        std::iter::from_fn(move || {
-            let bit = bits.checked_ilog2()?;
-            bits ^= 1 << bit;
-            Some(WorkerId(self.word() as u32 * 64 + bit))
-        })
+        bits::ones(0, 64, move |_| self.bits).map(move |bit| WorkerId((self.word() * 64 + bit) as u32))
     }
 
     /// The same for other workers of the word.

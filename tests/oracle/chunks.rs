@@ -19,13 +19,16 @@ fn apply(
     action: fn(PackedHashes<'_>) -> Action<'_>,
 ) {
     let packed = PackedHashes::pack(&blocks.map(|block| Pool::Random.hash(block)).collect::<Vec<_>>());
-    let hashes = PackedHashes::new(&packed).expect("whole hashes");
+    apply_packed(index, worker, action(PackedHashes::new(&packed).expect("whole hashes")));
+}
+
+fn apply_packed(index: &Index, worker: u32, action: Action<'_>) {
     let batch = Batch {
         worker_id: &format!("worker-{worker}"),
         worker_address: "http://worker",
         cache_spec: None,
         seq: 0,
-        actions: &[action(hashes)],
+        actions: &[action],
     };
     index.apply(&batch).expect("a legal batch");
 }
@@ -55,6 +58,27 @@ fn blocks_that_come_and_go_stay_in_the_chunk_that_has_room_for_them() {
     assert_eq!(after.blocks, before.blocks);
     assert_eq!(after.block_bytes, before.block_bytes, "no chunk is opened beside one that is mostly free");
     assert!(after.ghosts < 65_536, "{} blocks are remembered in one chunk", after.ghosts);
+    index.audit().expect("sound tables");
+}
+
+#[test]
+fn a_long_report_of_what_was_held_apart_is_stored_side_by_side() {
+    const GAPS: u32 = 32;
+    let index = Index::with_tuning(Tuning { chunk_slots: 64, ..Tuning::default() });
+    // A chunk of one stretch and twenty of blocks that came alone, of which the first loses every other.
+    apply(&index, 0, 0..64, report);
+    (64..21 * 64).for_each(|block| apply(&index, 0, block..block + 1, report));
+    let gaps = (0..GAPS).map(|gap| 64 + 2 * gap + 1);
+    gaps.clone().for_each(|block| apply(&index, 0, block..block + 1, revoke));
+    let before = index.read().sizes();
+    // Another worker has all of them in one report, as a chain.
+    let hashes: Vec<i64> = gaps.map(|block| Pool::Random.hash(block)).collect();
+    let packed = PackedHashes::pack(&hashes);
+    apply_packed(&index, 1, report(PackedHashes::new(&packed).expect("whole hashes")));
+    let after = index.read().sizes();
+    assert_eq!(after.blocks, before.blocks + GAPS as usize);
+    // The last of them has no other behind it, so that it comes back to its gap.
+    assert!(after.runs <= before.runs + 2, "{} runs became {}", before.runs, after.runs);
     index.audit().expect("sound tables");
 }
 
